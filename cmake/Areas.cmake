@@ -1,0 +1,27 @@
+# One object library an area, lowest first; each may include only what is below it. All of them make libunshard.so.
+# src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own.
+set(UNSHARD_AREAS core comm offload zero optim engine)
+set(below "")
+foreach(area IN LISTS UNSHARD_AREAS)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${area}/*.cc)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  if(sources)
+    add_library(unshard_${area} OBJECT ${sources})
+    target_link_libraries(unshard_${area} PUBLIC unshard_flags)
+    list(APPEND below unshard_${area})
+  endif()
+  if(UNSHARD_BUILD_TESTS AND tests)
+    add_executable(unshard_${area}_test ${tests})
+    target_link_libraries(unshard_${area}_test PRIVATE ${below} unshard_flags unshard_torch GTest::gmock GTest::gtest_main)
+    gtest_discover_tests(unshard_${area}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                         PROPERTIES TIMEOUT 120 LABELS ${area} ENVIRONMENT OMP_NUM_THREADS=1)
+  endif()
+endforeach()
+include(${CMAKE_SOURCE_DIR}/src/optim/isa.cmake OPTIONAL)
+
+add_library(unshard SHARED)
+target_link_libraries(unshard PRIVATE ${below} PUBLIC unshard_flags unshard_torch)
+set_target_properties(unshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+include(${CMAKE_SOURCE_DIR}/cmake/Targets.cmake OPTIONAL)

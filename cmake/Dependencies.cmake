@@ -1,0 +1,48 @@
+# torch (the wheel of the Python that is used, or any LibTorch on CMAKE_PREFIX_PATH), Gloo's headers, JSON, GoogleTest.
+if(UNSHARD_BUILD_PYTHON OR NOT DEFINED Torch_DIR)
+  find_package(Python3 3.9 COMPONENTS Interpreter Development.Module)
+endif()
+if(Python3_Interpreter_FOUND AND NOT DEFINED Torch_DIR)
+  execute_process(COMMAND ${Python3_EXECUTABLE} -c "import torch; print(torch.utils.cmake_prefix_path)"
+                  OUTPUT_VARIABLE UNSHARD_TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(APPEND CMAKE_PREFIX_PATH ${UNSHARD_TORCH_PREFIX})
+endif()
+find_package(Torch REQUIRED)
+get_filename_component(UNSHARD_TORCH_LIB_DIR "${TORCH_LIBRARY}" DIRECTORY)
+
+find_path(UNSHARD_GLOO_INCLUDE gloo/config.h)
+if(NOT UNSHARD_GLOO_INCLUDE)
+  message(FATAL_ERROR "Gloo's headers are missing (torch's ProcessGroupGloo.hpp needs them): apt-get install libgloo-dev")
+endif()
+find_package(nlohmann_json 3.10 QUIET)
+if(NOT nlohmann_json_FOUND)
+  message(FATAL_ERROR "nlohmann/json is missing: apt-get install nlohmann-json3-dev")
+endif()
+find_package(Threads REQUIRED)
+if(UNSHARD_BUILD_TESTS)
+  find_package(GTest QUIET)
+  if(NOT GTest_FOUND)
+    message(FATAL_ERROR "GoogleTest is missing: apt-get install libgtest-dev libgmock-dev, or configure with -DUNSHARD_BUILD_TESTS=OFF")
+  endif()
+  enable_testing()
+  include(GoogleTest)
+endif()
+
+# What every source of ours is compiled with. Torch's own interface flags are taken apart so that warnings in its headers stay quiet.
+add_library(unshard_flags INTERFACE)
+target_compile_features(unshard_flags INTERFACE cxx_std_20)
+target_compile_options(unshard_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -fvisibility=default)
+target_compile_definitions(unshard_flags INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+target_include_directories(unshard_flags SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS} ${UNSHARD_GLOO_INCLUDE})
+target_include_directories(unshard_flags INTERFACE
+  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>)
+target_link_libraries(unshard_flags INTERFACE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> Threads::Threads)
+separate_arguments(UNSHARD_TORCH_FLAGS UNIX_COMMAND "${TORCH_CXX_FLAGS}")
+target_compile_options(unshard_flags INTERFACE ${UNSHARD_TORCH_FLAGS})
+
+# libtorch for linking; libtorch_python is never linked by the core library.
+add_library(unshard_torch INTERFACE)
+foreach(lib c10 torch_cpu torch)
+  target_link_libraries(unshard_torch INTERFACE $<BUILD_INTERFACE:${UNSHARD_TORCH_LIB_DIR}/lib${lib}.so>)
+endforeach()
+target_link_options(unshard_torch INTERFACE "LINKER:-rpath,${UNSHARD_TORCH_LIB_DIR}" "LINKER:--no-as-needed")

@@ -1,0 +1,101 @@
+#pragma once
+// Collectives between ranks: shared memory when all of them are on one host, c10d (Gloo, NCCL) otherwise.
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "unshard/comm/flight_recorder.h"
+#include "unshard/comm/host_group.h"
+
+namespace at {
+class Tensor;
+}
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace unshard {
+
+enum class ReduceOp { sum, max, min };
+
+/// Bytes that left this rank (or, in shared memory, that this rank wrote for others to read) and calls, per operation.
+struct OpCount {
+  std::int64_t calls = 0, bytes = 0;
+};
+
+struct CommOptions {
+  bool share_memory = true;                       ///< false: as if every rank were on a host of its own
+  std::chrono::duration<double> timeout{1800};
+  std::chrono::duration<double> collective_check{60};
+  std::function<void()> interrupt_check;          ///< see HostGroupOptions
+};
+
+/// A group of ranks. Collectives: all ranks of the group call them in the same order with equal sizes and dtypes; tensors are contiguous.
+/// Reductions add in rank order: the same bits on every rank, every run, on both transports. Errors: std::invalid_argument before any
+/// communication; CommError (peer dead, stalled, disagreeing) naming rank, collective, detail.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  /// [n] on each rank -> [world_size * n]. Sends (N-1)/N of the output's bytes.
+  virtual void all_gather(at::Tensor& output, const at::Tensor& input, std::string_view detail = {}) = 0;
+  /// [world_size * n] on each rank -> [n]: this rank's slice of the reduction. 16-bit inputs are added in fp32.
+  virtual void reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::sum, std::string_view detail = {}) = 0;
+  virtual void all_reduce(at::Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view detail = {}) = 0;
+  virtual void broadcast(at::Tensor& tensor, int root, std::string_view detail = {}) = 0;
+  /// Equal splits: slice r of `input` goes to rank r.
+  virtual void all_to_all(at::Tensor& output, const at::Tensor& input, std::string_view detail = {}) = 0;
+  virtual void send(const at::Tensor& tensor, int destination, int tag = 0) = 0;
+  virtual void recv(at::Tensor& tensor, int source, int tag = 0) = 0;
+  virtual void barrier(std::string_view where = {}) = 0;
+  /// Small strings of every rank, in rank order (names, hashes, errors); at most about 1 MiB each.
+  virtual std::vector<std::string> all_gather_strings(const std::string& mine) = 0;
+
+  /// Announce a call that is collective by nature ("save(tag=a)") and wait for all ranks to announce the same.
+  /// \throws CommError "rank 0 is in save(tag=a), rank 1 is in step()" within options.collective_check (default 60 s).
+  virtual void check_all_in(std::string_view call) = 0;
+
+  /// Collective over *all* ranks of this group (also those not in `ranks`, which get nullptr).
+  virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) = 0;
+
+  /// Non-null when all ranks of this group share this host's memory (and sharing is on).
+  virtual HostGroup* host() const = 0;
+  /// A c10d group of its own for `name` (one-sided service), or nullptr without c10d. Collective.
+  virtual c10::intrusive_ptr<c10d::ProcessGroup> new_process_group(std::string_view name) = 0;
+
+  virtual const std::map<std::string, OpCount>& counts() const = 0;   ///< since creation or reset_counts()
+  virtual void add_count(std::string_view op, std::int64_t bytes) = 0; ///< for movers that bypass the collectives (buckets, pulls)
+  virtual void reset_counts() = 0;
+  virtual FlightRecorder& recorder() = 0;
+  virtual const CommOptions& options() const = 0;
+  /// The training step, for messages and records.
+  virtual void set_step(std::int64_t step) = 0;
+  virtual std::int64_t step() const = 0;
+};
+
+/// From RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (also the names mpirun and srun set); no variables: a world of one.
+/// `backend`: "" = gloo on a machine without GPUs, else nccl with gloo for CPU tensors. Collective.
+/// \throws std::invalid_argument naming a missing or malformed variable. \throws CommError address or port can't be used.
+std::shared_ptr<Communicator> init_process_group(const CommOptions& options = {}, const std::string& backend = {});
+
+/// Over a group that exists (Python's torch.distributed). `store`: any store all its ranks reach. Collective.
+std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Store> store,
+                                                const CommOptions& options = {});
+
+/// Ranks as threads of this process, for tests: element r is rank r's. With share_memory off they talk through Gloo over loopback.
+std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_size, const CommOptions& options = {});
+
+/// A world of one that needs no c10d.
+std::shared_ptr<Communicator> single_process_communicator(const CommOptions& options = {});
+
+}  // namespace unshard
