@@ -1,0 +1,38 @@
+#pragma once
+// One-sided reads of other ranks' shards, for memory that isn't shared: a serving thread per rank answers, so the owner's main thread
+// takes no part and ranks need not touch the same parameters. Bytes travel, never dtypes (complex and fp8 are fine).
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace unshard {
+
+class Communicator;
+
+class ShardService {
+ public:
+  /// This rank's piece of parameter `id` (real bytes, without padding), stable while it is read; called on the serving thread.
+  using Lookup = std::function<std::span<const std::byte>(int id)>;
+
+  /// Collective over `comm` (a c10d group of its own, comm.new_process_group("shards")). Starts the serving thread.
+  static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup);
+  virtual ~ShardService() = default;    ///< stops the thread; never hangs when peers are gone
+
+  /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes.
+  struct Request {
+    int id;
+    std::byte* whole;
+    std::size_t shard_bytes;                  ///< bytes of a full piece; the last ones may be shorter
+    std::size_t numel_bytes;                  ///< bytes of the real whole value
+  };
+  /// Blocks until all other ranks' pieces have arrived (own piece is not copied). Requests of one call travel together: one message a peer.
+  /// Any thread; concurrent calls allowed. \throws CommError peer gone or timed out, naming rank and parameter id.
+  virtual void fetch(const std::vector<Request>& requests) = 0;
+  virtual std::int64_t bytes_received() const = 0;
+};
+
+}  // namespace unshard

@@ -1,0 +1,43 @@
+#pragma once
+// The order of touches in a step, recorded; followed in later steps to know what to fetch ahead and what to let go. Pure: no tensors, no threads.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace unshard {
+
+struct TraceOptions {
+  std::int64_t prefetch_numel = 50'000'000;
+  std::int64_t max_live_numel = 1'000'000'000;
+  std::int64_t max_reuse_distance = 1'000'000'000;
+};
+
+/// What a store should do after a touch.
+struct TraceAdvice {
+  std::vector<int> fetch;      ///< ids to start fetching, in order, within prefetch_numel and the live budget; none that are live
+};
+
+/// Follows one rank's touches. A touch that isn't the next one resynchronises at its next occurrence in the trace (branches, skipped
+/// parts, other modes) and is recorded for the next step; consecutive touches of one parameter count as one.
+class TouchTrace {
+ public:
+  /// \param numels elements of parameter id (full); grows with add().
+  explicit TouchTrace(const TraceOptions& options);
+  ~TouchTrace();
+  void set_options(const TraceOptions& options);
+  void add(std::int64_t numel);
+  /// A new step: what was recorded becomes the trace to follow (if the step had any touches).
+  void begin_step();
+  /// \param live  ids that are resident or being fetched, by id. \param live_numel their elements together.
+  TraceAdvice touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel);
+  /// Elements touched between now and the next expected use of `id`; INT64_MAX when it isn't expected.
+  std::int64_t distance_to_next_use(int id) const;
+  /// Among `candidates` (resident, unpinned), the order in which to release them: farthest next use first.
+  std::vector<int> release_order(const std::vector<int>& candidates) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace unshard
