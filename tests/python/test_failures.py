@@ -1,0 +1,129 @@
+"""When a rank dies, stalls or finds NaN, the others end soon with an error that says who, where and what."""
+import os
+import signal
+import socket
+import time
+
+import dense
+import pytest
+import torch
+import torch.nn as nn
+from ranks import run_ranks
+
+PHASES = ["initialize", "forward", "backward", "step", "between"]
+
+
+class Dies(nn.Module):
+    """Kills its process when told to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.when = nn.Linear(64, 64), nn.Linear(64, 64), None
+
+    def forward(self, x):
+        h = self.a(x)
+        if self.when == "forward":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.when == "backward":
+            h.register_hook(lambda g: os.kill(os.getpid(), signal.SIGKILL))
+        return self.b(h).sum()
+
+
+def killed(rank, world, stage, phase, victim):
+    import unshard
+    model = Dies()
+    if rank == victim and phase == "initialize":
+        torch.distributed.init_process_group("gloo")
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(stage))
+    for step in range(6):
+        dying = rank == victim and step == 3
+        model.when = phase if dying else None
+        loss = engine(torch.ones(2, 64))
+        engine.backward(loss)
+        if dying and phase == "step":
+            import threading
+            threading.Timer(0.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        engine.step()
+        if dying and phase == "between":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+@pytest.mark.parametrize("memory", [{}, {"UNSHARD_SHARE_MEMORY": "off"}], ids=["shared", "unshared"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_survivors_end_within_10_s_and_name_the_dead(stage, phase, memory):
+    outcomes = run_ranks(3, killed, stage, phase, 1, expect_failure=True, limit=60, env=memory)
+    assert outcomes[1].code == -signal.SIGKILL
+    for o in outcomes[::2]:
+        assert o.code not in (0, None), f"rank {o.rank}: {o.code}\n{o.output[-2000:]}"
+        assert o.seconds - outcomes[1].seconds < 10, f"rank {o.rank} took {o.seconds - outcomes[1].seconds:.1f} s"
+        if phase != "initialize":
+            assert "rank 1" in o.output, o.output[-2000:]
+
+
+def stalls(rank, world, stage):
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()),
+                                    config=dense.config(stage, unshard={"timeout_s": 3}))
+    for step in range(3):
+        engine.backward(engine(torch.ones(2, 64)).sum())
+        if step == 2 and rank == 1:
+            time.sleep(30)
+        engine.step()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_stall_is_reported_with_who_waits_where(stage):
+    outcomes = run_ranks(2, stalls, stage, expect_failure=True, limit=25)
+    o = outcomes[0]
+    assert o.code not in (0, None), o.output[-2000:]
+    assert "rank 1" in o.output and "step 2" in o.output and "rank 0" in o.output, o.output[-2000:]
+
+
+def not_a_number(rank, world):
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(2, bf16={"enabled": True}))
+    for step in range(3):
+        x = torch.ones(1, 4, dtype=torch.bfloat16)
+        loss = engine(x).float().sum()
+        engine.backward(loss * float("nan") if step == 1 and rank == 1 else loss)
+        engine.step()
+    assert engine.skipped_steps == 1
+
+
+def test_nan_names_step_rank_and_parameter():
+    outcomes = run_ranks(2, not_a_number, expect_failure=True, env={"UNSHARD_QUIET": ""})
+    text = outcomes[0].output + outcomes[1].output
+    assert all(o.code == 0 for o in outcomes), text[-3000:]
+    line = next(x for x in text.splitlines() if "finite" in x.lower() or "nan" in x.lower())
+    assert "step 1" in line and "rank 1" in line and (".weight" in line or ".bias" in line), line
+
+
+def unusable_port(rank, world):
+    import unshard
+    unshard.initialize(model=nn.Linear(2, 2), config=dense.config(0))
+
+
+def test_a_taken_port_is_one_line():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        outcomes = run_ranks(1, unusable_port, expect_failure=True, limit=60,
+                             env={"MASTER_PORT": str(s.getsockname()[1]), "WORLD_SIZE": "2", "RANK": "0"})
+    assert outcomes[0].code not in (0, None)
+    last = outcomes[0].output.strip().splitlines()[-1]
+    assert "port" in last.lower() or "address" in last.lower() or "MASTER_PORT" in last, outcomes[0].output[-1500:]
+
+
+def test_a_missing_config_file_is_one_line():
+    import unshard
+    with pytest.raises(Exception) as error:
+        unshard.initialize(model=nn.Linear(2, 2), config="/nonexistent/ds.json")
+    assert "/nonexistent/ds.json" in str(error.value)
