@@ -14,11 +14,15 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     "${isa_flags};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
 endif()
 
-# ATen's parallel_for is an OpenMP template: the one file that instantiates it needs the flag, and whatever links it the library (torch
-# brings its own copy under the same soname, so that a process has one pool of threads).
+# ATen's parallel_for is an OpenMP template: the one file that instantiates it needs the flag, and whatever links it the library. Torch's
+# own copy when it brings one, so that a process has one pool of threads.
 find_package(OpenMP COMPONENTS CXX)
 if(OpenMP_CXX_FOUND)
   separate_arguments(isa_openmp UNIX_COMMAND "${OpenMP_CXX_FLAGS}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/core/parallel.cc PROPERTIES COMPILE_OPTIONS "${isa_openmp}")
-  target_link_libraries(unshard_core PUBLIC ${OpenMP_CXX_LIBRARIES})
+  file(GLOB isa_openmp_library ${UNSHARD_TORCH_LIB_DIR}/libgomp*.so*)
+  if(NOT isa_openmp_library)
+    set(isa_openmp_library ${OpenMP_CXX_LIBRARIES})
+  endif()
+  target_link_libraries(unshard_core PUBLIC ${isa_openmp_library})
 endif()
