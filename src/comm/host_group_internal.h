@@ -1,0 +1,119 @@
+#pragma once
+// HostGroup's one implementation, with what the shared-memory transport needs beyond the public promise.
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/control_block.h"
+#include "comm/fd_channel.h"
+#include "comm/fork_guard.h"
+#include "comm/peer_watch.h"
+#include "comm/segment.h"
+#include "unshard/comm/host_group.h"
+
+namespace unshard::comm {
+
+class HostGroupImpl;
+
+/// Where a wait happens, for messages: "[comm.barrier 'step: publish']".
+struct Place {
+  std::string_view op, detail;
+  std::string text() const;
+};
+
+/// What ranks that are threads of one process share instead of sockets.
+struct InProcessShare {
+  std::mutex mutex;
+  std::shared_ptr<MemfdSegment> segment;                            ///< being handed out
+  std::vector<std::shared_ptr<HostGroupImpl>> group;                ///< being handed out
+};
+
+/// How a wait behaves beyond HostGroupOptions.
+struct WaitRules {
+  /// Whether rank r still owes what is waited for. A peer that owes and ended is an error at once; null: it can't be told, so the death
+  /// of any peer is an error at once, and that one left in good order after a grace.
+  std::function<bool(int)> owes;
+  /// Shorter limit than options.timeout; when it passes the wait returns false instead of throwing.
+  std::optional<std::chrono::duration<double>> give_up;
+};
+
+class HostGroupImpl final : public HostGroup {
+ public:
+  struct Parts {
+    int rank = 0, size = 1;
+    HostGroupOptions options;
+    std::shared_ptr<MemfdSegment> control;
+    PeerWatch watch;
+    FdChannel channel;                       ///< processes
+    std::shared_ptr<InProcessShare> share;   ///< threads; null: processes
+  };
+  explicit HostGroupImpl(Parts parts);
+  ~HostGroupImpl() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::shared_ptr<SharedSegment> create_segment(std::string_view name, std::size_t bytes, std::size_t limit_bytes) override;
+  void barrier(std::string_view where) override;
+  void all_gather_small(const void* mine, std::size_t bytes, void* all, std::string_view where) override;
+  void wait_until(const std::function<bool()>& ready, std::string_view where) override;
+  void notify() override;
+  void set_phase(Phase phase, std::int64_t step, std::string_view detail) override;
+  Phase phase_of(int rank) const override;
+  std::string describe_ranks() const override;
+  void fail(std::string_view reason) override;
+
+  /// Collective: create_segment with a choice of backing.
+  std::shared_ptr<SharedSegment> create(std::string_view name, std::size_t bytes, std::size_t limit_bytes, Backing backing);
+  /// As wait_until. Returns false only when rules.give_up passed.
+  bool wait(const std::function<bool()>& ready, const Place& place, const WaitRules& rules = {});
+  /// Collective over this group: a group of its own for `ranks`, null on the others.
+  std::shared_ptr<HostGroupImpl> subset(const std::vector<int>& ranks);
+  /// Collective. Any length; about 2 us per 4 KiB of the longest.
+  std::vector<std::string> all_gather_strings(const std::string& mine, std::string_view where);
+  /// Collective by intent: see Communicator::check_all_in.
+  void check_all_in(std::string_view call, std::chrono::duration<double> limit);
+  /// The processes behind the ranks, for transports that watch them too.
+  const PeerWatch& watch() const { return watch_; }
+
+  /// "rank 1 (pid 1234) ..., last seen in backward of step 3 at 'blocks.1.up.weight'; this is rank 0 of 2"
+  std::string describe_end(int rank, std::string_view what) const;
+
+ private:
+  RankBlock& block(int rank) const { return control_->ranks[rank]; }
+  RankBlock& mine() const { return control_->ranks[rank_]; }
+  void leave(Phase phase);
+  void check_member(const char* what) const { fork_guard_.check(what); }
+
+  struct WaitClock {
+    explicit WaitClock(std::int64_t now_ns) : started(now_ns), looked(now_ns), interrupted(now_ns) {}
+    std::int64_t started, looked, interrupted;
+    std::int64_t ended_seen = 0;   ///< when an ended peer that owes nothing was first seen
+  };
+  bool wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules);
+  void look_for_ended_peers(const std::function<bool()>& ready, const Place& place, const WaitRules& rules, WaitClock& clock) const;
+  void publish_waiting(const Place* place);
+  std::string describe(int rank) const;
+  std::string last_seen(int rank) const;
+  std::string absence_text(std::string_view call, std::uint64_t sequence) const;
+
+  const int rank_, size_;
+  const HostGroupOptions options_;
+  const std::chrono::nanoseconds spin_;
+  const ForkGuard fork_guard_;
+  const std::shared_ptr<MemfdSegment> control_segment_;
+  ControlBlock* const control_;
+  const PeerWatch watch_;
+  const FdChannel channel_;
+  const std::shared_ptr<InProcessShare> share_;
+
+  std::uint64_t small_gathers_ = 0, announcements_ = 0;   ///< collective calls are made by one thread at a time
+  std::atomic<bool> ended_{false};                         ///< failed or gone: the phase is final
+  std::mutex waiting_mutex_;                               ///< texts of several sleeping threads
+};
+
+}  // namespace unshard::comm

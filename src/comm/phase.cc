@@ -1,0 +1,101 @@
+// What ranks publish about themselves, and the texts made of it.
+#include <iomanip>
+
+#include "comm/futex.h"
+#include "comm/host_group_internal.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+
+const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::starting: return "starting";
+    case Phase::idle: return "idle";
+    case Phase::forward: return "forward";
+    case Phase::backward: return "backward";
+    case Phase::blocked: return "blocked";
+    case Phase::reducing: return "reducing";
+    case Phase::updating: return "updating";
+    case Phase::publishing: return "publishing";
+    case Phase::collective: return "collective";
+    case Phase::failed: return "failed";
+    case Phase::gone: return "gone";
+  }
+  return "unknown";
+}
+
+namespace comm {
+
+void HostGroupImpl::set_phase(Phase phase, std::int64_t step, std::string_view detail) {
+  check_member("set_phase");
+  if (ended_.load(std::memory_order_relaxed)) return;
+  RankBlock& me = mine();
+  me.detail.set(detail.substr(0, 100));
+  me.step.store(step, std::memory_order_relaxed);
+  me.since_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  me.phase.store(static_cast<std::int32_t>(phase), std::memory_order_release);
+}
+
+Phase HostGroupImpl::phase_of(int rank) const { return static_cast<Phase>(block(rank).phase.load(std::memory_order_acquire)); }
+
+void HostGroupImpl::leave(Phase phase) {
+  if (ended_.exchange(true)) return;
+  RankBlock& me = mine();
+  me.left_from.store(me.phase.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  me.phase.store(static_cast<std::int32_t>(phase), std::memory_order_release);
+  control_->departures.fetch_add(1, std::memory_order_seq_cst);
+  control_->wake.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(control_->wake);
+}
+
+void HostGroupImpl::fail(std::string_view reason) {
+  check_member("fail");
+  if (ended_.load()) return;
+  mine().failure.set(reason);
+  leave(Phase::failed);
+}
+
+std::string HostGroupImpl::last_seen(int rank) const {
+  const RankBlock& peer = block(rank);
+  const Phase now = phase_of(rank);
+  const bool ended = now == Phase::failed || now == Phase::gone;
+  const Phase phase = ended ? static_cast<Phase>(peer.left_from.load(std::memory_order_relaxed)) : now;
+  const std::string detail = peer.detail.get();
+  std::string text = cat(phase_name(phase), " of step ", peer.step.load(std::memory_order_relaxed));
+  if (!detail.empty()) text += cat(" at '", detail, "'");
+  return text;
+}
+
+std::string HostGroupImpl::describe_end(int rank, std::string_view what) const {
+  const int pid = block(rank).pid.load(std::memory_order_relaxed);
+  return cat("rank ", rank, " (pid ", pid, ") ", what, ", last seen in ", last_seen(rank), "; this is rank ", rank_, " of ", size_, " in ",
+             last_seen(rank_));
+}
+
+std::string HostGroupImpl::describe(int rank) const {
+  const RankBlock& peer = block(rank);
+  const Phase phase = phase_of(rank);
+  std::string text = cat("rank ", rank, ": ");
+  if (phase == Phase::failed) return text + cat("failed (", peer.failure.get(), ") in ", last_seen(rank));
+  if (phase == Phase::gone) return text + cat("gone, last seen in ", last_seen(rank));
+  const double seconds = static_cast<double>(monotonic_ns() - peer.since_ns.load(std::memory_order_relaxed)) * 1e-9;
+  text += cat(phase_name(phase), ", step ", peer.step.load(std::memory_order_relaxed));
+  const std::string detail = peer.detail.get();
+  if (!detail.empty()) text += cat(", at '", detail, "'");
+  if (peer.waits.load(std::memory_order_acquire) > 0) text += cat(", waiting in ", peer.waiting.get());
+  return text + cat(" (", std::fixed, std::setprecision(1), seconds, " s)");
+}
+
+std::string HostGroupImpl::describe_ranks() const {
+  const std::vector<int> dead = watch_.dead();
+  std::string text;
+  for (int rank = 0; rank < size_; ++rank) {
+    text += rank ? "; " : "";
+    const bool died = phase_of(rank) != Phase::gone && std::find(dead.begin(), dead.end(), rank) != dead.end();
+    text += died ? cat("rank ", rank, ": gone (pid ", block(rank).pid.load(), " died), last seen in ", last_seen(rank)) : describe(rank);
+  }
+  return text;
+}
+
+}  // namespace comm
+}  // namespace unshard
