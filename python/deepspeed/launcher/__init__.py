@@ -1,0 +1,1 @@
+"""The launcher under DeepSpeed's name."""

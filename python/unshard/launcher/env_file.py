@@ -1,0 +1,30 @@
+"""`.deepspeed_env`: KEY=VALUE lines that every rank gets in its environment."""
+import os
+
+from unshard.launcher.errors import LaunchError
+
+
+def read_env_files():
+    """From the home folder, then the working folder (which wins); DS_ENV_FILE sets another name, or the path of the one file."""
+    name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    paths = [name] if os.path.isfile(name) and os.sep in name else [os.path.join(folder, name) for folder in (os.path.expanduser("~"), ".")]
+    found = {}
+    for path in paths:
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as lines:
+                found.update(parse_env_lines(lines, path))
+    return found
+
+
+def parse_env_lines(lines, path):
+    """Blank lines and lines that start with # count for nothing; a value is taken as it is, quotes included."""
+    found = {}
+    for number, raw in enumerate(lines, 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip() or any(c.isspace() for c in key.strip()):
+            raise LaunchError(f"{path}:{number}: '{line}' is not of the form KEY=VALUE")
+        found[key.strip()] = value
+    return found

@@ -1,0 +1,5 @@
+"""What goes wrong before any rank starts."""
+
+
+class LaunchError(Exception):
+    """The request can't be carried out; the text is one line that says why and what to do."""

@@ -1,0 +1,425 @@
+"""The launcher: what a rank gets, what the launcher returns, and that nothing is left behind. Needs torch, not the engine."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from unshard.launcher.cores import parse_core_list, share_out
+from unshard.launcher.env_file import parse_env_lines
+from unshard.launcher.errors import LaunchError
+from unshard.launcher.hosts import parse_filter, read_hostfile, select
+from unshard.launcher.options import build_parser
+from unshard.launcher.plan import choose_port, make_plan
+
+PYTHON_DIR = str(pathlib.Path(__file__).resolve().parents[2] / "python")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR",
+                  "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working and home folder, and no variables of a surrounding job."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "unshard.launcher", f"--master_port={free_port()}", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHON_DIR, os.environ.get("PYTHONPATH", "")])}
+
+
+def launch(*arguments, port=True):
+    words = command(*arguments)
+    if not port:
+        words = [word for word in words if not word.startswith("--master_port")]
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def script(folder, text, name="train.py"):
+    (folder / name).write_text(textwrap.dedent(text))
+    return name
+
+
+def plan_of(*arguments, devices=0):
+    return make_plan(build_parser("test").parse_args(arguments), lambda: devices)
+
+
+WRITE_WHAT_I_GOT = """
+    import json, os, sys
+    with open(f"got{os.environ['RANK']}.json", "w") as file:
+        json.dump({"env": dict(os.environ), "argv": sys.argv[1:], "cores": sorted(os.sched_getaffinity(0))}, file)
+"""
+
+
+def got(folder, rank):
+    return json.loads((folder / f"got{rank}.json").read_text())
+
+
+# ---- what a rank gets
+
+def test_arguments_arrive_unchanged(here):
+    words = ["two words", "", "quote\"s and 'these'", "$HOME ${local_rank} $$ `id`", "a;b|c&d", "new\nline", "back\\slash", "--flag=x y", "é"]
+    done = launch("--num_gpus=2", script(here, WRITE_WHAT_I_GOT), *words)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert got(here, rank)["argv"] == [f"--local_rank={rank}", *words]
+
+
+def test_no_local_rank_leaves_the_arguments_alone(here):
+    assert launch("--no_local_rank", script(here, WRITE_WHAT_I_GOT), "x").returncode == 0
+    assert got(here, 0)["argv"] == ["x"]
+
+
+def test_environment_of_a_rank(here):
+    done = launch("--num_gpus=2", script(here, WRITE_WHAT_I_GOT))
+    assert done.returncode == 0, done.stderr
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    for rank in range(2):
+        env = got(here, rank)["env"]
+        want = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "CROSS_RANK": "0",
+                "CROSS_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        assert {key: env[key] for key in want} == want
+        assert env["MASTER_PORT"].isdigit()
+        assert int(env["OMP_NUM_THREADS"]) <= int(threads)
+
+
+def test_the_users_thread_count_stays(here, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert launch(script(here, WRITE_WHAT_I_GOT)).returncode == 0
+    assert got(here, 0)["env"]["OMP_NUM_THREADS"] == "7"
+
+
+def test_module_and_program(here):
+    script(here, WRITE_WHAT_I_GOT, "as_module.py")
+    assert launch("--module", "as_module", "x").returncode == 0
+    assert got(here, 0)["argv"] == ["--local_rank=0", "x"]
+    done = launch("--no_python", "--no_local_rank", "sh", "-c", 'echo "$RANK of $WORLD_SIZE: $1"', "sh", "a b")
+    assert done.stdout == "0 of 1: a b\n", done.stderr
+
+
+def test_env_file_with_comments_and_blank_lines(here):
+    (here / ".deepspeed_env").write_text("# for every rank\n\nGREETING=hello there\n   \nEMPTY=\n")
+    assert launch(script(here, WRITE_WHAT_I_GOT)).returncode == 0
+    env = got(here, 0)["env"]
+    assert (env["GREETING"], env["EMPTY"]) == ("hello there", "")
+    with pytest.raises(LaunchError, match="f:2: 'no equals sign'"):
+        parse_env_lines(["A=1\n", "no equals sign\n"], "f")
+
+
+def test_ranks_share_a_store_and_can_talk(here):
+    done = launch("--num_gpus=2", script(here, """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(total)
+        sys.stdout.write(f"sum {total.item()} ")
+        dist.destroy_process_group()
+    """))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 3.0") == 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
+def test_bind_cores_to_rank(here):
+    assert launch("--num_gpus=2", "--bind_cores_to_rank", script(here, WRITE_WHAT_I_GOT)).returncode == 0
+    first, second = got(here, 0)["cores"], got(here, 1)["cores"]
+    assert first and second and not set(first) & set(second)
+
+
+# ---- how a job ends
+
+def test_first_failing_ranks_code_is_kept_and_the_rest_ended(here):
+    name = script(here, """
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            time.sleep(1)
+            sys.exit(3)
+        with open("pid", "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(60)
+    """)
+    begin = time.monotonic()
+    done = launch("--num_gpus=2", name)
+    assert done.returncode == 3
+    assert time.monotonic() - begin < 10
+    assert "rank 1 failed with exit code 3" in done.stderr
+    assert not alive(int((here / "pid").read_text()))
+
+
+def test_a_rank_that_ignores_sigterm_is_ended_within_5_seconds(here):
+    name = script(here, """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"ready{os.environ['RANK']}", "w").close()
+        while not (os.path.exists("ready0") and os.path.exists("ready1")):
+            time.sleep(0.01)
+        if os.environ["RANK"] == "0":
+            with open("failed_at", "w") as file:
+                file.write(str(time.time()))
+            sys.exit(5)
+        time.sleep(60)
+    """)
+    done = launch("--num_gpus=2", name)
+    assert done.returncode == 5
+    assert time.time() - float((here / "failed_at").read_text()) < 5.5
+
+
+def test_the_first_failure_comes_first_even_when_another_follows_at_once(here):
+    name = script(here, """
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("the real cause")
+        while True:                       # rank 0 notices, as a collective would, and fails too
+            time.sleep(0.005)
+            if os.path.exists("gone"):
+                raise RuntimeError("a peer is gone")
+    """)
+    wrapper = script(here, """
+        import os, runpy, sys
+        try:
+            runpy.run_path("train.py", run_name="__main__")
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            if os.environ["RANK"] == "1":
+                os.system("(sleep 0.03; touch gone) &")
+            os._exit(11 if os.environ["RANK"] == "1" else 12)
+    """, "wrapper.py")
+    assert name == "train.py"
+    done = launch("--num_gpus=2", wrapper)
+    assert done.returncode == 11, done.stderr
+    report = done.stderr.index("rank 1 failed with exit code 11")
+    assert "| RuntimeError: the real cause" in done.stderr[report:]
+    assert "a peer is gone" not in done.stderr[:report]
+
+
+def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(here):
+    done = launch("--num_gpus=2", script(here, """
+        import os, signal, time
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    """))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "rank 0 was ended by SIGKILL" in done.stderr
+
+
+FAMILY = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    with open(f"pids{os.environ['RANK']}", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    os.rename(f"pids{os.environ['RANK']}", f"written{os.environ['RANK']}")
+    time.sleep(float(sys.argv[-1]))
+    if os.environ["RANK"] == "1":
+        sys.exit(4)
+    time.sleep(60)
+"""
+
+
+def family_pids(folder, wait=20):
+    end = time.monotonic() + wait
+    while not all((folder / f"written{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < end, "the ranks didn't start"
+        time.sleep(0.05)
+    return [int(pid) for rank in range(2) for pid in (folder / f"written{rank}").read_text().split()]
+
+
+def test_what_the_ranks_started_is_ended_too(here):
+    assert launch("--num_gpus=2", script(here, FAMILY), "0.3").returncode == 4
+    assert not [pid for pid in family_pids(here) if alive(pid)]
+
+
+def test_ctrl_c_ends_everything(here):
+    process = subprocess.Popen(command("--num_gpus=2", script(here, FAMILY), "60"), env=environment(), stderr=subprocess.PIPE, text=True)
+    pids = family_pids(here)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "SIGINT: all ranks were ended" in said
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_ranks_die_with_a_killed_launcher(here):
+    process = subprocess.Popen(command("--num_gpus=2", script(here, FAMILY), "60"), env=environment(), stderr=subprocess.DEVNULL)
+    pids = family_pids(here)
+    process.kill()
+    process.wait()
+    ranks, started = pids[::2], pids[1::2]
+    end = time.monotonic() + 5
+    while any(map(alive, ranks)) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in started:                   # nobody is left to end these; they are this test's own
+        os.kill(pid, signal.SIGKILL)
+    assert not [pid for pid in ranks if alive(pid)]
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# ---- output
+
+def test_a_log_for_each_rank(here):
+    name = script(here, """
+        import os, sys
+        print("said by", os.environ["RANK"])
+        print("complaint of", os.environ["RANK"], file=sys.stderr)
+        sys.exit(int(os.environ["RANK"]))
+    """)
+    done = launch("--num_gpus=2", "--enable_each_rank_log", "logs", name)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert (here / "logs" / "rank1.log").read_text() == "said by 1\ncomplaint of 1\n"
+    assert "| complaint of 1" in done.stderr
+
+
+def test_dry_run_starts_nothing(here):
+    done = launch("--num_gpus=2", "--dry-run", script(here, WRITE_WHAT_I_GOT), "a b")
+    assert done.returncode == 0
+    assert "2 ranks on CPU" in done.stdout and "--local_rank=1 'a b'" in done.stdout and "LOCAL_SIZE=2" in done.stdout
+    assert not (here / "got0.json").exists()
+
+
+def test_save_pid_file_lives_as_long_as_the_job(here, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(here))
+    done = launch("--save_pid", script(here, """
+        import glob, os
+        print([int(open(name).read()) == int(name[:-3]) == os.getppid() for name in glob.glob("*.ds")])
+    """))
+    assert done.stdout == "[True]\n", done.stderr
+    assert not list(here.glob("*.ds"))
+
+
+# ---- which ranks, where
+
+def test_number_of_ranks(here):
+    script(here, "")
+    assert plan_of("train.py").ranks == 1
+    assert plan_of("--num_gpus=3", "train.py").ranks == 3
+    assert plan_of("train.py", devices=4).devices == ["0", "1", "2", "3"]
+    assert plan_of("--num_accelerators=2", "train.py", devices=4).environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    with pytest.raises(LaunchError, match="shows 4 GPUs"):
+        plan_of("--num_gpus=5", "train.py", devices=4)
+
+
+def test_visible_devices_are_kept_unless_filtered(here, monkeypatch):
+    script(here, "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert plan_of("train.py", devices=2).devices == ["4", "6"]
+    assert plan_of("--include=localhost:5", "train.py", devices=2).devices == ["5"]
+
+
+def test_include_and_exclude(here):
+    script(here, "")
+    assert plan_of("--include", "localhost:0,2", "train.py", devices=4).devices == ["0", "2"]
+    assert plan_of("--exclude", "localhost:1", "train.py", devices=3).devices == ["0", "2"]
+    assert plan_of("--include", "localhost:0,1", "train.py").ranks == 2
+    for wrong, why in ((["--include=localhost:9"], "no slot 9"), (["--include=elsewhere"], "no host 'elsewhere'"),
+                       (["--exclude=localhost"], "leaves no slot"), (["--include=localhost", "--num_gpus=1"], "can't be used together")):
+        with pytest.raises(LaunchError, match=why):
+            plan_of(*wrong, "train.py", devices=2)
+
+
+def test_filter_syntax():
+    pool = {"a": [0, 1, 2], "b": [0, 1]}
+    assert select(pool, include="b@a:2,0") == {"a": [0, 2], "b": [0, 1]}
+    assert select(pool, exclude="a:1@b") == {"a": [0, 2]}
+    for wrong in ("a:", "a:x", "@", "a@a", "a:1,1"):
+        with pytest.raises(LaunchError):
+            parse_filter(wrong, "--include")
+
+
+def test_hostfile(here):
+    path = here / "hosts"
+    path.write_text("# a comment\n\nlocalhost slots=2   # this machine\n")
+    assert read_hostfile(path) == {"localhost": 2}
+    script(here, "")
+    assert plan_of("--hostfile=hosts", "train.py").ranks == 2
+    assert plan_of("--hostfile=hosts", "--num_gpus=1", "train.py").ranks == 1
+    assert plan_of("--hostfile=missing", "train.py").ranks == 1
+    for text, why in (("w slots=eight\n", "hosts:1: 'w slots=eight'"), ("w slots=8\nw slots=8\n", "hosts:2: host 'w' is listed twice"),
+                      ("w slots=0\n", "no slots"), ("# nothing\n", "names no host")):
+        path.write_text(text)
+        with pytest.raises(LaunchError, match=why):
+            plan_of("--hostfile", str(path), "train.py")
+
+
+def test_several_hosts_are_refused_in_one_line(here):
+    (here / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    done = launch("--hostfile=hosts", script(here, ""))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "several hosts are not built yet" in done.stderr and "worker-2" in done.stderr
+    assert plan_refusal("--num_nodes=2", "train.py").startswith("several hosts are not built yet")
+
+
+def plan_refusal(*arguments):
+    with pytest.raises(LaunchError) as caught:
+        plan_of(*arguments)
+    return str(caught.value)
+
+
+def test_ports(here):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"--master_port={port} is taken"):
+            choose_port(port, [])
+    with pytest.raises(LaunchError, match="is not a port"):
+        choose_port(70000, [])
+
+
+def test_a_free_port_is_chosen_where_the_default_is_taken(here):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("", 29500))
+            taken.listen()
+        except OSError:
+            pass                          # taken already, by someone else: as good
+        done = launch(script(here, WRITE_WHAT_I_GOT), port=False)
+    assert done.returncode == 0, done.stderr
+    assert got(here, 0)["env"]["MASTER_PORT"] != "29500"
+    assert "port 29500 is taken" in done.stderr
+
+
+def test_mistakes_are_one_line(here):
+    for words, why in ((["nothing.py"], "there is no script 'nothing.py'"), (["--no_python", "no-such-program"], "no program"),
+                       (["--autotuning=run", "x.py"], "--autotuning is not built yet"), (["--num_gpus=0", "x.py"], "at least 1 rank")):
+        done = launch(*words)
+        assert done.returncode == 2
+        assert why in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_core_lists():
+    mine = sorted(os.sched_getaffinity(0))
+    assert parse_core_list(f"{mine[0]}") == [mine[0]]
+    assert share_out([0, 1, 2, 3, 4], 2) == [[0, 1], [2, 3]]
+    for wrong in ("x", "1-", "0,0", "99999"):
+        with pytest.raises(LaunchError):
+            parse_core_list(wrong)
+    with pytest.raises(LaunchError, match="3 ranks can't share 2 cores"):
+        share_out([0, 1], 3)
