@@ -1,0 +1,24 @@
+# The Python module `_core` and a package tree that Python can import from the build directory: <build>/python on PYTHONPATH gives
+# `import unshard` and `import deepspeed`. The sources are linked into it, so that an edit needs no build.
+find_library(UNSHARD_TORCH_PYTHON torch_python PATHS ${UNSHARD_TORCH_LIB_DIR} NO_DEFAULT_PATH REQUIRED)
+file(GLOB UNSHARD_PYTHON_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/python/*.cc)
+Python3_add_library(_core MODULE WITH_SOABI ${UNSHARD_PYTHON_SOURCES})
+target_compile_definitions(_core PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
+target_compile_options(_core PRIVATE -Wno-attributes)     # holders of pybind11's hidden types are hidden too, as they should be
+target_link_libraries(_core PRIVATE unshard ${UNSHARD_TORCH_PYTHON})
+
+set(UNSHARD_PYTHON_TREE ${CMAKE_BINARY_DIR}/python)
+set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${UNSHARD_PYTHON_TREE}/unshard)
+if(NOT APPLE)
+  set_property(TARGET _core APPEND PROPERTY BUILD_RPATH "$ORIGIN/../../lib")
+endif()
+foreach(package unshard deepspeed)
+  file(MAKE_DIRECTORY ${UNSHARD_PYTHON_TREE}/${package})
+  file(GLOB entries CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/${package}/*)
+  foreach(entry IN LISTS entries)
+    get_filename_component(name ${entry} NAME)
+    if(NOT name STREQUAL "__pycache__")
+      file(CREATE_LINK ${entry} ${UNSHARD_PYTHON_TREE}/${package}/${name} SYMBOLIC)
+    endif()
+  endforeach()
+endforeach()

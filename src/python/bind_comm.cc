@@ -1,0 +1,104 @@
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "bindings.h"
+#include "unshard/core/error.h"
+
+namespace unshard::python {
+
+std::function<void()> interrupt_check() {
+  const auto main = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  return [main] {
+    if (!Py_IsInitialized() || PyThread_get_thread_ident() != main) return;
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return;
+    python_error error;                    // the form that both torch's and our translators hand back to Python
+    error.persist();
+    throw error;                           // NOLINT(misc-throw-by-value-catch-by-reference)
+  };
+}
+
+namespace {
+
+CommOptions options_of(bool share_memory, double timeout_s, double collective_check_s) {
+  CommOptions options;
+  options.share_memory = share_memory;
+  options.timeout = std::chrono::duration<double>(timeout_s);
+  options.collective_check = std::chrono::duration<double>(collective_check_s);
+  options.interrupt_check = interrupt_check();
+  return options;
+}
+
+ReduceOp reduce_op(const std::string& name) {
+  require(name == "sum" || name == "max" || name == "min", "[comm] reduction '", name, "' is unknown; use sum, max or min");
+  return name == "sum" ? ReduceOp::sum : name == "max" ? ReduceOp::max : ReduceOp::min;
+}
+
+// torch registers these classes with holders of its own, so the objects are reached by pointer and counted by their own counter.
+template <class T>
+c10::intrusive_ptr<T> shared(const py::object& object) {
+  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
+}
+
+CommHandle over_group(const py::object& group, const py::object& store, bool share_memory, double timeout_s, double collective_check_s) {
+  auto c_group = shared<c10d::ProcessGroup>(group);
+  auto c_store = shared<c10d::Store>(store);
+  const auto options = options_of(share_memory, timeout_s, collective_check_s);
+  py::gil_scoped_release nogil;
+  return CommHandle(make_communicator(std::move(c_group), std::move(c_store), options));
+}
+
+void bind_factories(py::module_& module) {
+  module.def("make_communicator", &over_group, py::arg("group"), py::arg("store"), py::arg("share_memory") = true,
+             py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0,
+             "Communicator over a torch.distributed group; collective.");
+  module.def(
+      "single_process_communicator",
+      [](double timeout_s) { return CommHandle(single_process_communicator(options_of(true, timeout_s, 60))); },
+      py::arg("timeout_s") = 1800.0, "A world of one.");
+}
+
+}  // namespace
+
+void bind_comm(py::module_& module) {
+  py::class_<CommHandle>(module, "Communicator", "A group of ranks; its calls are collective.")
+      .def_property_readonly("rank", [](const CommHandle& c) { return c->rank(); })
+      .def_property_readonly("world_size", [](const CommHandle& c) { return c->world_size(); })
+      .def_property_readonly("shares_memory", [](const CommHandle& c) { return c->host() != nullptr; })
+      .def("all_gather", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_gather(output, input); },
+           py::arg("output"), py::arg("input"), NoGil())
+      .def("reduce_scatter",
+           [](const CommHandle& c, at::Tensor output, const at::Tensor& input, const std::string& op) {
+             c->reduce_scatter(output, input, reduce_op(op));
+           },
+           py::arg("output"), py::arg("input"), py::arg("op") = "sum", NoGil())
+      .def("all_reduce", [](const CommHandle& c, at::Tensor tensor, const std::string& op) { c->all_reduce(tensor, reduce_op(op)); },
+           py::arg("tensor"), py::arg("op") = "sum", NoGil())
+      .def("broadcast", [](const CommHandle& c, at::Tensor tensor, int root) { c->broadcast(tensor, root); }, py::arg("tensor"),
+           py::arg("root"), NoGil())
+      .def("all_to_all", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_to_all(output, input); },
+           py::arg("output"), py::arg("input"), NoGil())
+      .def("send", [](const CommHandle& c, const at::Tensor& tensor, int to, int tag) { c->send(tensor, to, tag); }, py::arg("tensor"),
+           py::arg("destination"), py::arg("tag") = 0, NoGil())
+      .def("recv", [](const CommHandle& c, at::Tensor tensor, int from, int tag) { c->recv(tensor, from, tag); }, py::arg("tensor"),
+           py::arg("source"), py::arg("tag") = 0, NoGil())
+      .def("barrier", [](const CommHandle& c, const std::string& where) { c->barrier(where); }, py::arg("where") = "", NoGil())
+      .def("all_gather_strings", [](const CommHandle& c, const std::string& mine) { return c->all_gather_strings(mine); },
+           py::arg("mine"), NoGil())
+      .def("check_all_in", [](const CommHandle& c, const std::string& call) { c->check_all_in(call); }, py::arg("call"), NoGil())
+      .def("counts",
+           [](const CommHandle& c) {
+             py::dict result;
+             for (const auto& [op, count] : c->counts()) result[py::str(op)] = py::make_tuple(count.calls, count.bytes);
+             return result;
+           },
+           "{operation: (calls, bytes)} since creation or reset_counts().")
+      .def("reset_counts", [](const CommHandle& c) { c->reset_counts(); })
+      .def("flight_record", [](const CommHandle& c, std::size_t last) { return c->recorder().to_text(last); }, py::arg("last") = 16,
+           "The last collectives of this rank, as text.");
+  bind_factories(module);
+}
+
+}  // namespace unshard::python

@@ -1,0 +1,58 @@
+#pragma once
+// The Python module `_core`: conversions only. One bind_<area>.cc an area; the GIL is released around whatever waits or computes.
+#include <torch/csrc/utils/pybind.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "unshard/comm/communicator.h"
+#include "unshard/optim/optimizer.h"
+#include "unshard/zero/parameter_store.h"
+
+namespace unshard::python {
+
+void bind_errors(py::module_& module);
+void bind_config(py::module_& module);
+void bind_comm(py::module_& module);
+void bind_zero(py::module_& module);
+void bind_optim(py::module_& module);
+void bind_engine(py::module_& module);
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+/// A Python object that C++ may copy and drop on any thread, with or without the GIL.
+inline std::shared_ptr<py::object> hold(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (!Py_IsInitialized()) return;   // the interpreter has gone, and the object with it
+            py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+/// What Python holds of a C++ object: dropping the last reference may join threads, so it happens without the GIL.
+template <class T>
+struct Handle {
+  std::shared_ptr<T> pointer;
+
+  explicit Handle(std::shared_ptr<T> value) : pointer(std::move(value)) {}
+  Handle(const Handle&) = default;
+  Handle& operator=(const Handle&) = default;
+  ~Handle() {
+    if (pointer.use_count() == 1 && PyGILState_Check()) {
+      py::gil_scoped_release nogil;
+      pointer.reset();
+    }
+  }
+  T* operator->() const { return pointer.get(); }
+  T& operator*() const { return *pointer; }
+};
+
+using CommHandle = Handle<Communicator>;
+using StoreHandle = Handle<ParameterStore>;
+using OptimizerHandle = Handle<Optimizer>;
+
+/// Checks for Ctrl-C (and other signals) inside long waits; only the main thread of Python may run signal handlers.
+std::function<void()> interrupt_check();
+
+}  // namespace unshard::python
