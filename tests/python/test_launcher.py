@@ -10,6 +10,7 @@ import textwrap
 import time
 
 import pytest
+
 from unshard.launcher.cores import parse_core_list, share_out
 from unshard.launcher.env_file import parse_env_lines
 from unshard.launcher.errors import LaunchError
@@ -76,7 +77,7 @@ def got(folder, rank):
 # ---- what a rank gets
 
 def test_arguments_arrive_unchanged(here):
-    words = ["two words", "", "quote\"s and 'these'", "$HOME ${local_rank} $$ `id`", "a;b|c&d", "new\nline", "back\\slash", "--flag=x y", "é"]
+    words = ["two words", "", "quote\"s and 'these'", "$HOME ${local_rank} $$ `id`", "a;b|c&d", "a\nb", "back\\slash", "--flag=x y", "é"]
     done = launch("--num_gpus=2", script(here, WRITE_WHAT_I_GOT), *words)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
@@ -94,8 +95,8 @@ def test_environment_of_a_rank(here):
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     for rank in range(2):
         env = got(here, rank)["env"]
-        want = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "CROSS_RANK": "0",
-                "CROSS_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        want = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                "CROSS_RANK": "0", "CROSS_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         assert {key: env[key] for key in want} == want
         assert env["MASTER_PORT"].isdigit()
         assert int(env["OMP_NUM_THREADS"]) <= int(threads)

@@ -28,7 +28,7 @@ def build_parser(prog):
     what.add_argument("--bind_core_list", default="", metavar="LIST", help="cores to share out, e.g. 0-3,8 (with --bind_cores_to_rank)")
     out = parser.add_argument_group("output")
     out.add_argument("--dry-run", "--dry_run", action="store_true", help="print what would be started, and stop")
-    out.add_argument("--enable_each_rank_log", default="", metavar="DIR", help="write each rank's output to DIR/rankN.log, not to the terminal")
+    out.add_argument("--enable_each_rank_log", default="", metavar="DIR", help="write each rank's output to DIR/rankN.log instead")
     out.add_argument("--save_pid", action="store_true", help="keep the launcher's process id in <temporary folder>/<pid>.ds while it runs")
     out.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     out.add_argument("--log_level", default="info", choices=["debug", "info", "warning", "error", "critical"], help="of the launcher")

@@ -1,8 +1,8 @@
 """Watches the ranks beside the agent: who ended first, what it said last, and that nobody outlives it.
 
-The agent polls, so it can't tell which of two ranks that died within a tenth of a second was first; a pidfd can. Each rank's standard error
-runs through a pipe here: it goes to the terminal at once, its end is kept, and after the first failure the other ranks' words wait until the
-failing rank's have been shown.
+The agent polls, so it can't tell which of two ranks that died within a tenth of a second was first; a pidfd can. Each rank's standard
+error runs through a pipe here: it goes to the terminal at once, its end is kept, and after the first failure the other ranks' words wait
+until the failing rank's have been shown.
 """
 import collections
 import os
