@@ -33,13 +33,6 @@ Flat flat(const char* where, const Array& array) {
 
 std::int64_t blocks_of(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
 
-/// f(begin, end) over [0, n) in ranges that begin at a block.
-template <class F>
-void over_blocks(std::int64_t n, F&& f) {
-  parallel_ranges(blocks_of(n), kGrainBlocks,
-                  [&](std::int64_t first, std::int64_t last) { f(first * kBlock, last * kBlock < n ? last * kBlock : n); });
-}
-
 }  // namespace
 
 void accumulate(std::int64_t n, Array accumulator, const Array* inputs, int count, bool first) {
@@ -77,14 +70,15 @@ void copy(std::int64_t n, Array destination, Array source, double scale) {
   const Flat target = flat("copy", destination), from = flat("copy", source);
   if (target.element == from.element && scale == 1) {
     const std::int64_t width = target.element == Element::f32 ? 4 : 2;
-    over_blocks(n, [&](std::int64_t begin, std::int64_t end) {
+    parallel_blocks(n, kBlock, kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
       std::memmove(static_cast<char*>(target.data) + begin * width, static_cast<const char*>(from.data) + begin * width,
                    static_cast<std::size_t>((end - begin) * width));
     });
     return;
   }
   const FlatKernels& kernels = table();
-  over_blocks(n, [&](std::int64_t begin, std::int64_t end) { kernels.copy(begin, end, target, from, static_cast<float>(scale)); });
+  parallel_blocks(n, kBlock, kGrainBlocks,
+                  [&](std::int64_t begin, std::int64_t end) { kernels.copy(begin, end, target, from, static_cast<float>(scale)); });
 }
 
 }  // namespace unshard::kernels

@@ -17,4 +17,11 @@ void parallel_ranges(std::int64_t n, std::int64_t grain, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
+/// f(begin, end) over n elements, cut at multiples of `block`, at least `grain` blocks a call.
+template <class F>
+void parallel_blocks(std::int64_t n, std::int64_t block, std::int64_t grain, F&& f) {
+  parallel_ranges((n + block - 1) / block, grain,
+                  [&](std::int64_t first, std::int64_t last) { f(first * block, last * block < n ? last * block : n); });
+}
+
 }  // namespace unshard::kernels
