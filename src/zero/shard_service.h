@@ -18,16 +18,17 @@ class ShardService {
   /// This rank's piece of parameter `id` (real bytes, without padding), stable while it is read; called on the serving thread.
   using Lookup = std::function<std::span<const std::byte>(int id)>;
 
-  /// Collective over `comm` (a c10d group of its own, comm.new_process_group("shards")). Starts the serving thread.
+  /// Collective over `comm`, which is only needed for the start: bytes travel over TCP connections of the service's own. Starts the serving
+  /// thread and reaches every peer once. \throws CommError, on every rank, when some rank can't reach another.
   static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup);
-  virtual ~ShardService() = default;    ///< stops the thread; never hangs when peers are gone
+  virtual ~ShardService() = default;  ///< stops the thread; never hangs when peers are gone
 
-  /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes.
+  /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes; the padding is not written.
   struct Request {
     int id;
     std::byte* whole;
-    std::size_t shard_bytes;                  ///< bytes of a full piece; the last ones may be shorter
-    std::size_t numel_bytes;                  ///< bytes of the real whole value
+    std::size_t shard_bytes;  ///< bytes of a full piece; the last ones may be shorter
+    std::size_t numel_bytes;  ///< bytes of the real whole value
   };
   /// Blocks until all other ranks' pieces have arrived (own piece is not copied). Requests of one call travel together: one message a peer.
   /// Any thread; concurrent calls allowed. \throws CommError peer gone or timed out, naming rank and parameter id.

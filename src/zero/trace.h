@@ -1,5 +1,6 @@
 #pragma once
-// The order of touches in a step, recorded; followed in later steps to know what to fetch ahead and what to let go. Pure: no tensors, no threads.
+// The order of touches in a step, recorded; followed in later steps to know what to fetch ahead and what to let go.
+// Pure: no tensors, no threads.
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -1,0 +1,128 @@
+#include "zero/trace.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "unshard/core/error.h"
+
+namespace unshard {
+namespace {
+// A step that never ends (generation for hours) must not grow memory for ever; what is beyond this is simply not foreseen.
+constexpr std::size_t kMaxRecorded = std::size_t{1} << 20;
+constexpr std::size_t kNowhere = SIZE_MAX;
+}  // namespace
+
+struct TouchTrace::State {
+  TraceOptions options;
+  std::vector<std::int64_t> numels;            // by id
+  std::vector<int> trace, recorded;            // the last step's touches; this step's
+  std::vector<std::int64_t> elements_before;   // by position in `trace`: elements touched before it; one entry more than `trace`
+  std::vector<std::vector<std::size_t>> uses;  // by id: positions in `trace`, rising
+  std::size_t next = 0;                        // position in `trace` of the touch that is expected next
+  int last = -1;                               // id touched last
+  std::vector<std::uint64_t> seen;             // by id: equal to `stamp` when the current walk has met it
+  std::uint64_t stamp = 0;
+
+  bool follows(std::size_t position, int previous) const { return position > 0 && trace[position - 1] == previous; }
+  std::size_t locate(int id) const;
+  void walk(const std::vector<std::uint8_t>& live, std::int64_t live_numel, TraceAdvice& advice);
+  std::size_t next_use(int id) const;
+};
+
+// [Note: resynchronising] A touch that isn't the expected one is looked up among the places where the trace has this parameter. A place
+// whose predecessor is the parameter touched just before is right far more often than the mere next one (a weight used twice, a second
+// forward without a backward), so these come first; then the next place ahead; then the nearest one behind, for work that starts over.
+std::size_t TouchTrace::State::locate(int id) const {
+  if (next < trace.size() && trace[next] == id) return next;
+  const auto& places = uses[id];
+  const auto ahead = std::lower_bound(places.begin(), places.end(), next);
+  for (auto it = ahead; it != places.end(); ++it)
+    if (follows(*it, last)) return *it;
+  for (auto it = ahead; it != places.begin();)
+    if (follows(*--it, last)) return *it;
+  if (ahead != places.end()) return *ahead;
+  return places.empty() ? kNowhere : *(ahead - 1);
+}
+
+std::size_t TouchTrace::State::next_use(int id) const {
+  const auto& places = uses[id];
+  const auto ahead = std::lower_bound(places.begin(), places.end(), next);
+  return ahead == places.end() ? kNowhere : *ahead;
+}
+
+// The window ahead holds distinct parameters of at most prefetch_numel elements, those already live included: what was fetched for an
+// earlier touch and isn't used yet still occupies the window, so the bytes in flight or waiting stay within it over many touches too.
+void TouchTrace::State::walk(const std::vector<std::uint8_t>& live, std::int64_t live_numel, TraceAdvice& advice) {
+  std::int64_t window = options.prefetch_numel, budget = options.max_live_numel - live_numel;
+  seen[last] = ++stamp;
+  for (std::size_t position = next; position < trace.size(); ++position) {
+    const int id = trace[position];
+    if (seen[id] == stamp) continue;
+    seen[id] = stamp;
+    window -= numels[id];
+    if (window < 0) return;
+    if (static_cast<std::size_t>(id) < live.size() && live[id]) continue;
+    budget -= numels[id];
+    if (budget < 0) return;
+    advice.fetch.push_back(id);
+  }
+}
+
+TouchTrace::TouchTrace(const TraceOptions& options) : state_(std::make_unique<State>()) { state_->options = options; }
+TouchTrace::~TouchTrace() = default;
+
+void TouchTrace::set_options(const TraceOptions& options) { state_->options = options; }
+
+void TouchTrace::add(std::int64_t numel) {
+  require(numel >= 0, "[zero.trace] a parameter of ", numel, " elements");
+  state_->numels.push_back(numel);
+  state_->uses.emplace_back();
+  state_->seen.push_back(0);
+}
+
+void TouchTrace::begin_step() {
+  State& s = *state_;
+  s.next = 0;
+  s.last = -1;
+  if (s.recorded.empty()) return;
+  s.trace.swap(s.recorded);
+  s.recorded.clear();
+  s.elements_before.assign(1, 0);
+  for (auto& places : s.uses) places.clear();
+  for (std::size_t position = 0; position < s.trace.size(); ++position) {
+    s.uses[s.trace[position]].push_back(position);
+    s.elements_before.push_back(s.elements_before.back() + s.numels[s.trace[position]]);
+  }
+}
+
+TraceAdvice TouchTrace::touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel) {
+  State& s = *state_;
+  UNSHARD_DCHECK(id >= 0 && static_cast<std::size_t>(id) < s.numels.size(), "touch of parameter ", id, " of ", s.numels.size());
+  TraceAdvice advice;
+  if (id == s.last) return advice;  // the same touch still: advised already
+  if (const auto position = s.locate(id); position != kNowhere) s.next = position + 1;
+  s.last = id;
+  if (s.recorded.size() < kMaxRecorded) s.recorded.push_back(id);
+  s.walk(live, live_numel, advice);
+  return advice;
+}
+
+std::int64_t TouchTrace::distance_to_next_use(int id) const {
+  const State& s = *state_;
+  UNSHARD_DCHECK(id >= 0 && static_cast<std::size_t>(id) < s.numels.size(), "distance of parameter ", id, " of ", s.numels.size());
+  const auto position = s.next_use(id);
+  return position == kNowhere ? INT64_MAX : s.elements_before[position] - s.elements_before[s.next];
+}
+
+std::vector<int> TouchTrace::release_order(const std::vector<int>& candidates) const {
+  std::vector<std::pair<std::int64_t, int>> order;
+  order.reserve(candidates.size());
+  for (const int id : candidates) order.emplace_back(distance_to_next_use(id), id);
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<int> ids;
+  ids.reserve(order.size());
+  for (const auto& entry : order) ids.push_back(entry.second);
+  return ids;
+}
+
+}  // namespace unshard
