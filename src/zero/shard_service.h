@@ -23,7 +23,8 @@ class ShardService {
   static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup);
   virtual ~ShardService() = default;  ///< stops the thread; never hangs when peers are gone
 
-  /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes; the padding is not written.
+  /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes; the padding is not
+  /// written.
   struct Request {
     int id;
     std::byte* whole;

@@ -76,11 +76,6 @@ Descriptor try_listen(int family, bool loopback_only, int* port) {
 
 }  // namespace
 
-void Descriptor::reset(int fd) {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = fd;
-}
-
 std::string network_identity() { return namespace_identity("/proc/self/ns/net"); }
 std::string process_identity() { return namespace_identity("/proc/self/ns/pid"); }
 std::string error_text(int error_number) { return std::generic_category().message(error_number); }

@@ -1,28 +1,14 @@
 #pragma once
-// Plain TCP for the one-sided service: descriptors that close themselves, listening, connecting with a time-out, who is on this host.
+// Plain TCP for the one-sided service: listening, connecting with a time-out, who is on this host.
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "comm/unique_fd.h"
 
 namespace unshard::net {
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { reset(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) reset(std::exchange(other.fd_, -1));
-    return *this;
-  }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void reset(int fd = -1);
-
- private:
-  int fd_;
-};
+using Descriptor = comm::UniqueFd;
 
 /// Names this host's network (processes with equal values reach each other over loopback) and its process ids (pidfds are meaningful).
 std::string network_identity();
