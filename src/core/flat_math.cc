@@ -45,8 +45,9 @@ void accumulate(std::int64_t n, Array accumulator, const Array* inputs, int coun
     uniform = uniform && sources.back().element == sources.front().element;
   }
   const FlatKernels& kernels = table();
-  over_blocks(n,
-              [&](std::int64_t begin, std::int64_t end) { kernels.accumulate(begin, end, target, sources.data(), count, uniform, first); });
+  parallel_blocks(n, kBlock, kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
+    kernels.accumulate(begin, end, target, sources.data(), count, uniform, first);
+  });
 }
 
 Squares sum_of_squares(std::int64_t n, Array values) {
