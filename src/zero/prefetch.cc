@@ -1,0 +1,83 @@
+// Fetching ahead along the trace, on a thread of its own.
+#include "zero/raw_tensor.h"
+#include "zero/state.h"
+
+namespace unshard::zero {
+namespace {
+
+// A failed prefetch is silent: the touch that needs the parameter fetches it itself and reports.
+void fetch_batch(StoreState& state, const std::vector<Entry*>& batch) {
+  std::vector<at::DataPtr> copies;
+  std::vector<std::byte*> to;
+  bool arrived = true;
+  try {
+    for (const auto* entry : batch) to.push_back(static_cast<std::byte*>(copies.emplace_back(state.allocate(*entry)).get()));
+    state.load_whole(batch, to);
+  } catch (const std::exception&) {
+    arrived = false;
+  }
+  const std::lock_guard lock(state.mutex);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (arrived) {
+      ++state.gathers;
+      ++state.prefetched;
+      state.install_copy(*batch[i], std::move(copies[i]), Residence::gathered);
+    } else {
+      state.fail_fill(*batch[i]);
+    }
+  }
+  state.prefetching -= static_cast<int>(batch.size());
+  state.filled.notify_all();
+}
+
+void run_prefetch(StoreState& state) {
+  const Unobserved quiet;
+  for (;;) {
+    std::vector<Entry*> batch;
+    {
+      std::unique_lock lock(state.mutex);
+      state.fetch_wanted.wait(lock, [&] { return state.stopping || !state.prefetch_queue.empty(); });
+      if (state.prefetch_queue.empty()) return;
+      for (const int id : state.prefetch_queue) batch.push_back(state.entries[static_cast<std::size_t>(id)].get());
+      state.prefetch_queue.clear();
+    }
+    fetch_batch(state, batch);
+  }
+}
+
+}  // namespace
+
+void StoreState::follow_trace(Entry& entry) {
+  if (entry.info.id == last_touched || inference) return;
+  last_touched = entry.info.id;
+  const auto advice = trace.touch(entry.info.id, live, live_numel);
+  if (lockstep.load(std::memory_order_relaxed)) return;   // peers may be writing
+  bool wanted = false;
+  for (const int id : advice.fetch) {
+    Entry& ahead = *entries[static_cast<std::size_t>(id)];
+    if (!ahead.info.partitioned || ahead.residence != Residence::at_rest || ahead.home) continue;
+    begin_fill(ahead);
+    prefetch_queue.push_back(id);
+    ++prefetching;
+    wanted = true;
+  }
+  if (!wanted) return;
+  if (!prefetch_thread.joinable()) prefetch_thread = std::thread([this] { run_prefetch(*this); });
+  fetch_wanted.notify_one();
+}
+
+void StoreState::drain_prefetch() {
+  std::unique_lock lock(mutex);
+  filled.wait(lock, [this] { return prefetching == 0; });
+}
+
+void StoreState::stop_prefetch() {
+  {
+    const std::lock_guard lock(mutex);
+    stopping = true;
+    fetch_wanted.notify_all();
+  }
+  if (prefetch_thread.joinable()) prefetch_thread.join();
+}
+
+}  // namespace unshard::zero

@@ -1,0 +1,280 @@
+// Private copies of partitioned parameters: made at a touch, kept within the budget, let go.
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "unshard/core/error.h"
+#include "zero/key.h"
+#include "zero/phase_scope.h"
+#include "zero/raw_tensor.h"
+#include "zero/registry.h"
+#include "zero/state.h"
+
+namespace unshard::zero {
+namespace {
+
+bool is_available(const Entry& entry) {
+  return entry.residence == Residence::gathered || entry.residence == Residence::written ||
+         (entry.residence == Residence::at_rest && entry.home);
+}
+
+void point_storage_at(Entry& entry, void* data) {
+  entry.storage->set_data_ptr_noswap(c10::DataPtr(data, entry.storage->device()));
+  if (entry.pins == 0) make_unreadable(*entry.storage);
+}
+
+void acquire(StoreState& state, Entry& entry) {
+  if (entry.pins++ > 0) return;
+  ++state.pinned_entries;
+  make_readable(*entry.storage);
+}
+
+// Farthest next use first, until `limit` elements are live or only pinned and written copies are left.
+void release_until(StoreState& state, std::int64_t limit) {
+  if (state.live_numel <= limit) return;
+  std::vector<int> candidates;
+  for (const auto& entry : state.entries) {
+    if (entry->residence == Residence::gathered && entry->pins == 0 && !entry->home) candidates.push_back(entry->info.id);
+  }
+  if (candidates.empty()) return;
+  for (const int id : state.trace.release_order(candidates)) {
+    state.release_copy(*state.entries[static_cast<std::size_t>(id)]);
+    if (state.live_numel <= limit) return;
+  }
+}
+
+void let_go(StoreState& state, Entry& entry) {
+  if (state.live_numel > state.options.max_live_numel) return release_until(state, state.options.max_live_numel);
+  const auto distance = state.trace.distance_to_next_use(entry.info.id);
+  if (distance != INT64_MAX && distance > state.options.max_reuse_distance) state.release_copy(entry);
+}
+
+}  // namespace
+
+Pinned Entry::pin(Access access) { return store->pin(*this, access); }
+void Entry::unpin(bool abandon) noexcept { store->unpin(*this, abandon); }
+void Entry::finish_lockstep_write() { store->finish_lockstep_write(*this); }
+void Entry::derive(const at::Tensor& result) { derive_cast(*this, result, store->derived); }
+
+void StoreState::check_process(const Entry& entry) const {
+  if (generation == process_generation()) [[likely]] return;
+  throw std::runtime_error(cat("[zero.touch] parameter '", entry.info.name, "' is partitioned and was touched in a forked process (a data loader's ",
+                               "worker?), which takes no part in its group; copy what the worker needs with clone() before the fork"));
+}
+
+at::DataPtr StoreState::allocate(const Entry& entry) const {
+  return c10::GetAllocator(entry.storage->device_type())->allocate(entry.padded_bytes());
+}
+
+void StoreState::begin_fill(Entry& entry) {
+  entry.residence = Residence::filling;
+  live[static_cast<std::size_t>(entry.info.id)] = 1;
+  live_numel += entry.info.layout.numel;
+  live_bytes += static_cast<std::int64_t>(entry.whole_bytes());
+  peak_live_bytes = std::max(peak_live_bytes, live_bytes);
+}
+
+void StoreState::fail_fill(Entry& entry) {
+  entry.residence = Residence::at_rest;
+  live[static_cast<std::size_t>(entry.info.id)] = 0;
+  live_numel -= entry.info.layout.numel;
+  live_bytes -= static_cast<std::int64_t>(entry.whole_bytes());
+  filled.notify_all();
+}
+
+void StoreState::install_copy(Entry& entry, at::DataPtr copy, Residence residence) {
+  entry.copy = std::move(copy);
+  entry.residence = residence;
+  entry.stale = false;
+  point_storage_at(entry, entry.copy.get());
+  filled.notify_all();
+}
+
+void StoreState::release_copy(Entry& entry) {
+  point_storage_at(entry, entry.home);
+  entry.copy.clear();
+  entry.stale = false;
+  fail_fill(entry);
+}
+
+void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to) {
+  std::vector<ShardService::Request> requests;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    const Entry& entry = *loaded[i];
+    if (entry.home) {
+      std::memcpy(to[i], entry.home, entry.whole_bytes());
+      continue;
+    }
+    std::memcpy(to[i] + entry.slice_offset(rank), entry.shard, entry.slice_bytes(rank));
+    const auto shard_bytes = static_cast<std::size_t>(entry.info.layout.shard_numel()) * entry.element_bytes();
+    requests.push_back({entry.info.id, to[i], shard_bytes, entry.whole_bytes()});
+  }
+  if (!requests.empty()) service->fetch(requests);
+}
+
+namespace {
+
+// Lock held on entry and exit, not in between. at_rest -> gathered or written.
+void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::mutex>& lock) {
+  if (!entry.home && !state.inference) release_until(state, state.options.max_live_numel - entry.info.layout.numel);
+  state.begin_fill(entry);
+  lock.unlock();
+  at::DataPtr copy;
+  try {
+    copy = state.allocate(entry);
+    if (access != Access::overwrite) state.load_whole({&entry}, {static_cast<std::byte*>(copy.get())});
+  } catch (...) {
+    lock.lock();
+    state.fail_fill(entry);
+    throw;
+  }
+  lock.lock();
+  if (!entry.home && access != Access::overwrite) ++state.gathers;
+  state.install_copy(entry, std::move(copy), access == Access::read ? Residence::gathered : Residence::written);
+}
+
+// Makes the entry fit for `access` and pins it. \return whether its copy was made without the old value.
+bool make_fit(StoreState& state, Entry& entry, Access access) {
+  const bool writes = access != Access::read;
+  const bool in_place = state.world == 1;
+  bool fresh = false;
+  std::unique_lock lock(state.mutex);
+  for (;;) {
+    if (entry.residence == Residence::filling) {
+      state.filled.wait(lock);
+    } else if (is_available(entry) && (!writes || in_place || entry.residence != Residence::at_rest)) {
+      break;
+    } else {
+      fill(state, entry, access, lock);
+      fresh = access == Access::overwrite;
+    }
+  }
+  if (writes) {
+    entry.changed = true;
+    if (!in_place) entry.residence = Residence::written;
+  }
+  acquire(state, entry);
+  if (state.service) state.follow_trace(entry);
+  return fresh;
+}
+
+// In lockstep only the outermost write of nested operators runs the protocol.
+bool begins_lockstep_write(StoreState& state, Entry& entry) {
+  if (state.world == 1 || !state.lockstep.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(state.mutex);
+  return entry.pins == 0 || entry.residence != Residence::written;
+}
+
+}  // namespace
+
+Pinned StoreState::pin(Entry& entry, Access access) {
+  check_process(entry);
+  touches.fetch_add(1, std::memory_order_relaxed);
+  if (observed.load(std::memory_order_relaxed)) [[unlikely]] (*observer)(entry.info.id);
+  if (access == Access::read && !entry.unfenced.load(std::memory_order_acquire)) [[likely]] {
+    const std::lock_guard lock(mutex);
+    if (is_available(entry)) [[likely]] {
+      acquire(*this, entry);
+      if (service) follow_trace(entry);
+      return {};
+    }
+  }
+  const Unobserved quiet;
+  Pinned pinned;
+  pinned.lockstep_write = access != Access::read && begins_lockstep_write(*this, entry);
+  if (counters && access != Access::overwrite && entry.unfenced.load(std::memory_order_acquire)) {
+    counters->wait_all_stored(entry.info.id, entry.info.name);
+    entry.unfenced.store(false, std::memory_order_release);
+  }
+  pinned.fresh_copy = make_fit(*this, entry, access);
+  if (!pinned.lockstep_write) return pinned;
+  try {
+    if (counters) counters->start(entry.info.id);
+    else comm->barrier(cat("lockstep write of '", entry.info.name, "'"));
+  } catch (...) {
+    unpin(entry, pinned.fresh_copy);
+    throw;
+  }
+  return pinned;
+}
+
+void StoreState::finish_lockstep_write(Entry& entry) {
+  const Unobserved quiet;
+  if (counters) counters->wait_all_started(entry.info.id, entry.info.name);
+  {
+    const std::lock_guard lock(mutex);
+    std::memcpy(entry.shard, static_cast<std::byte*>(entry.copy.get()) + entry.slice_offset(rank), entry.slice_bytes(rank));
+    entry.residence = Residence::gathered;
+    entry.stale = true;
+  }
+  if (counters) {
+    counters->stored(entry.info.id);
+    entry.unfenced.store(true, std::memory_order_release);
+  } else {
+    comm->barrier(cat("lockstep write of '", entry.info.name, "' is stored"));
+  }
+}
+
+void StoreState::unpin(Entry& entry, bool abandon) noexcept {
+  const std::lock_guard lock(mutex);
+  if (--entry.pins > 0) return;
+  --pinned_entries;
+  make_unreadable(*entry.storage);
+  if (entry.stale || (abandon && entry.residence == Residence::written)) return release_copy(entry);
+  if (entry.residence == Residence::gathered && !entry.home && !inference) let_go(*this, entry);
+}
+
+void StoreState::pin_all(const std::vector<int>& ids) {
+  std::vector<Entry*> fetched;
+  if (service) {
+    // What isn't here travels in one message a peer; the pins below find it resident.
+    const std::lock_guard lock(mutex);
+    for (const int id : ids) {
+      Entry& entry = at(id, "pin");
+      if (!entry.info.partitioned || entry.residence != Residence::at_rest || entry.unfenced.load()) continue;
+      begin_fill(entry);
+      fetched.push_back(&entry);
+    }
+  }
+  if (!fetched.empty()) {
+    const Unobserved quiet;
+    std::vector<at::DataPtr> copies;
+    std::vector<std::byte*> to;
+    try {
+      for (const auto* entry : fetched) to.push_back(static_cast<std::byte*>(copies.emplace_back(allocate(*entry)).get()));
+      load_whole(fetched, to);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      for (auto* entry : fetched) fail_fill(*entry);
+      throw;
+    }
+    const std::lock_guard lock(mutex);
+    gathers += static_cast<std::int64_t>(fetched.size());
+    for (std::size_t i = 0; i < fetched.size(); ++i) install_copy(*fetched[i], std::move(copies[i]), Residence::gathered);
+  }
+  std::size_t done = 0;
+  try {
+    for (; done < ids.size(); ++done) {
+      if (Entry& entry = at(ids[done], "pin"); entry.info.partitioned) pin(entry, Access::read);
+    }
+  } catch (...) {
+    while (done-- > 0) {
+      if (Entry& entry = at(ids[done], "pin"); entry.info.partitioned) unpin(entry, false);
+    }
+    throw;
+  }
+}
+
+void StoreState::release_gathered() {
+  drain_prefetch();
+  const std::lock_guard lock(mutex);
+  for (const auto& entry : entries) {
+    if (entry->residence == Residence::gathered && entry->pins == 0) release_copy(*entry);
+  }
+}
+
+void StoreState::mark_fenced() {
+  for (const auto& entry : entries) entry->unfenced.store(false, std::memory_order_release);
+}
+
+}  // namespace unshard::zero
