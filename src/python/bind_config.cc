@@ -103,7 +103,14 @@ void bind_config(py::module_& module) {
       .def_readonly("buffer_dtype", &Config::buffer_dtype)
       .def("compute_dtype", &Config::compute_dtype, "dtype of the weights in forward; None: as the model has it.")
       .def("resolve_auto", &Config::resolve_auto, py::arg("hidden_size"), py::arg("largest_numel"), py::arg("total_numel"))
-      .def("clear_scheduler", [](Config& config) { config.scheduler = {}; }, "For callers that move the learning rate themselves.")
+      .def("without_optimizer",
+           [](const Config& config) {
+             Config result = config;
+             result.optimizer = {};
+             result.scheduler = {};
+             return result;
+           },
+           "A copy for callers that bring the optimizer and move the learning rate themselves.")
       .def("table",
            [](const Config& config) {
              py::list rows;
@@ -112,8 +119,7 @@ void bind_config(py::module_& module) {
            },
            "[(key, value, origin)] of every resolved key.")
       .def("to_json", &Config::to_json)
-      .def("notices", &Config::notices, "Lines to say once at start.")
-      .def("__copy__", [](const Config& config) { return Config(config); });
+      .def("notices", &Config::notices, "Lines to say once at start.");
 }
 
 }  // namespace unshard::python

@@ -71,6 +71,9 @@ void bind_zero(py::module_& module) {
       .def("reset_peak", [](const StoreHandle& s) { s->reset_peak(); })
       .def("bytes", [](const StoreHandle& s) { return py::make_tuple(s->bytes().parameters, s->bytes().padding); })
       .def_property_readonly("shares_memory", [](const StoreHandle& s) { return s->shares_memory(); })
+      .def_property_readonly("comm", [](const StoreHandle& s) {
+             return CommHandle(std::shared_ptr<Communicator>(s.pointer, &s->comm()));   // alive as long as the store is
+           })
       .def_property_readonly("rank", [](const StoreHandle& s) { return s->comm().rank(); })
       .def_property_readonly("world_size", [](const StoreHandle& s) { return s->comm().world_size(); })
       .def("broadcast", [](const StoreHandle& s, at::Tensor tensor, int root) { s->comm().broadcast(tensor, root); },

@@ -1,0 +1,21 @@
+"""deepspeed.zero: partitioned models."""
+from unshard import zero as _zero
+from unshard import parameter_attributes as _attributes
+from unshard.parameter_attributes import ZeroParamStatus, ZeroParamType
+from unshard.zero import GatheredParameters, register_external_parameter, unregister_external_parameter
+
+from deepspeed._names import attribute_table
+
+
+class Init(_zero.Init):
+    """unshard.zero.Init, and the `ds_*` attributes of parameters."""
+
+    def __init__(self, *args, **keywords):
+        _attributes.install()
+        super().__init__(*args, **keywords)
+
+
+__getattr__, __dir__ = attribute_table(__name__, {}, later=("TiledLinear", "TiledLinearReturnBias", "unwrap_model_for_generation",
+                                                            "MiCS_Init", "DeepSpeedZeroConfig"))
+__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter",
+           "unregister_external_parameter"]

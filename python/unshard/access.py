@@ -1,0 +1,123 @@
+"""Whole tensors (or this rank's pieces) of masters, gradients and optimizer state, by parameter. The "full" forms are collective."""
+import torch
+
+from unshard import owners
+
+# What users of torch call a state, where the engine has another name for it.
+_STATE_NAMES = {"momentum": "momentum_buffer"}
+
+
+def _engine_of(parameter, function):
+    owner = owners.find(parameter)
+    if owner is None or owner.engine is None:
+        raise ValueError(f"[{function}] the parameter of shape {list(parameter.shape)} belongs to no engine; pass a parameter of the model "
+                         "that initialize() got")
+    return owner.engine, owner.id
+
+
+def _shaped(value, parameter):
+    return None if value is None else value.view(parameter.shape)
+
+
+def _checked(value, parameter, function):
+    value = torch.as_tensor(value)
+    if value.numel() != parameter.numel():
+        raise ValueError(f"[{function}] the value has shape {list(value.shape)}, the parameter {list(parameter.shape)}")
+    return value.detach().reshape(parameter.shape)
+
+
+def safe_get_full_fp32_param(param):
+    """The fp32 master weights (or the parameter itself when it is fp32), whole, on every rank."""
+    engine, id = _engine_of(param, "safe_get_full_fp32_param")
+    return _shaped(engine._core.full_fp32_param(id), param)
+
+
+def safe_set_full_fp32_param(param, value):
+    """Set master weights and parameter to `value` (same on every rank)."""
+    engine, id = _engine_of(param, "safe_set_full_fp32_param")
+    engine._core.set_full_fp32_param(id, _checked(value, param, "safe_set_full_fp32_param"))
+
+
+def safe_get_full_grad(param):
+    """The gradient as the update will see it before clipping: mean over ranks, unscaled; None when no rank had one. Between backward
+    and step."""
+    engine, id = _engine_of(param, "safe_get_full_grad")
+    return _shaped(engine._core.full_grad(id), param)
+
+
+def safe_set_full_grad(param, value):
+    """Replace that gradient."""
+    engine, id = _engine_of(param, "safe_set_full_grad")
+    engine._core.set_full_grad(id, _checked(value, param, "safe_set_full_grad"))
+
+
+def safe_update_full_grad_vectorized(param_list, update_func):
+    """For each parameter: gradient = update_func(gradient, parameter)."""
+    for param in param_list:
+        grad = safe_get_full_grad(param)
+        if grad is not None:
+            safe_set_full_grad(param, update_func(grad, param))
+
+
+def safe_get_full_optimizer_state(param, optim_state_key):
+    """An optimizer state ("exp_avg", ...) whole; None for a name that the optimizer doesn't keep."""
+    engine, id = _engine_of(param, "safe_get_full_optimizer_state")
+    return _shaped(engine._core.full_state(id, _STATE_NAMES.get(optim_state_key, optim_state_key)), param)
+
+
+def safe_set_full_optimizer_state(param, value, optim_state_key):
+    """Set an optimizer state."""
+    engine, id = _engine_of(param, "safe_set_full_optimizer_state")
+    engine._core.set_full_state(id, _STATE_NAMES.get(optim_state_key, optim_state_key),
+                                _checked(value, param, "safe_set_full_optimizer_state"))
+
+
+def safe_get_local_fp32_param(param):
+    """This rank's flat piece of the master weights."""
+    engine, id = _engine_of(param, "safe_get_local_fp32_param")
+    return engine._core.local_fp32_param(id)
+
+
+def safe_set_local_fp32_param(param, value):
+    """Write this rank's piece; the parameter follows at once on every rank (collective)."""
+    engine, id = _engine_of(param, "safe_set_local_fp32_param")
+    piece = engine._core.local_fp32_param(id)
+    value = _checked(value, piece, "safe_set_local_fp32_param")
+    piece.copy_(value)
+    shown = owners.find(param).store.own_slice(id)
+    if shown.numel() and shown.data_ptr() != piece.data_ptr():
+        shown.copy_(value)
+    owners.find(param).store.publish_one(id)
+
+
+def safe_get_local_grad(param):
+    """This rank's flat piece of the gradient, or None."""
+    engine, id = _engine_of(param, "safe_get_local_grad")
+    return engine._core.local_grad(id)
+
+
+def safe_set_local_grad(param, value):
+    """Write this rank's piece of the gradient."""
+    piece = safe_get_local_grad(param)
+    if piece is None:
+        raise ValueError("[safe_set_local_grad] there is no gradient now; call it between backward and step")
+    piece.copy_(_checked(value, piece, "safe_set_local_grad"))
+
+
+def safe_get_local_optimizer_state(param, optim_state_key):
+    """This rank's flat piece of an optimizer state, or None."""
+    engine, id = _engine_of(param, "safe_get_local_optimizer_state")
+    return engine._core.local_state(id, _STATE_NAMES.get(optim_state_key, optim_state_key))
+
+
+def safe_set_local_optimizer_state(param, value, optim_state_key):
+    """Write this rank's piece of an optimizer state."""
+    piece = safe_get_local_optimizer_state(param, optim_state_key)
+    if piece is None:
+        raise ValueError(f"[safe_set_local_optimizer_state] the optimizer keeps no state '{optim_state_key}'")
+    piece.copy_(_checked(value, piece, "safe_set_local_optimizer_state"))
+
+
+def residency_stats(engine):
+    """Counters of what was touched, gathered and held: touches, gathers, prefetched, live_bytes, peak_live_bytes, pinned."""
+    return engine._store.stats()

@@ -1,0 +1,40 @@
+"""The command `unshard`: `unshard run` starts ranks, `unshard config show` prints a resolved configuration."""
+import argparse
+import sys
+
+
+def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["run"]:
+        from unshard.launcher import main as run
+        return run(argv[1:])
+    parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("run", help="start the ranks of a training script", add_help=False)
+    config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
+    show = config.add_parser("show", help="print every resolved key, its value and where that came from")
+    show.add_argument("file", help="a DeepSpeed JSON")
+    show.add_argument("--world-size", type=int, default=1, help="ranks that will train (for the batch sizes)")
+    show.add_argument("--deepspeed-defaults", action="store_true", help="as `import deepspeed` resolves it (gradient_clipping absent: 1.0)")
+    arguments = parser.parse_args(argv)
+    return show_config(arguments.file, arguments.world_size, arguments.deepspeed_defaults)
+
+
+def show_config(path, world_size, deepspeed_defaults):
+    from unshard.core import ConfigError, _core
+    try:
+        config = _core.Config.from_file(path, world_size, deepspeed_defaults)
+    except (ConfigError, OSError) as error:
+        print(f"unshard: {error}", file=sys.stderr)
+        return 1
+    rows = [("key", "value", "from"), *config.table()]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for row in rows:
+        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}")
+    for notice in config.notices():
+        print(f"note: {notice}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

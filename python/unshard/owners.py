@@ -1,0 +1,52 @@
+"""Which store and which engine a parameter belongs to: a side table, so that nothing is hung on the user's tensors.
+
+An entry keeps its store alive for as long as the parameter lives (a model built under zero.Init, or whose engine has gone, still works).
+"""
+import weakref
+from typing import NamedTuple
+
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from unshard.core import _core
+
+
+class Owner(NamedTuple):
+    store: object          # _core.ParameterStore
+    id: int                # in that store
+    engine: object         # unshard.Engine, or None when only zero.Init has seen the parameter
+
+
+_entries = WeakTensorKeyDictionary()       # parameter -> (store, id, weak reference to the engine or None)
+_engines = weakref.WeakSet()
+
+
+def record(parameter, store, id, engine=None):
+    _entries[parameter] = (store, id, weakref.ref(engine) if engine is not None else None)
+
+
+def record_engine(engine):
+    _engines.add(engine)
+
+
+def forget(parameters, engine=None):
+    for parameter in parameters:
+        _entries.pop(parameter, None)
+    if engine is not None:
+        _engines.discard(engine)
+
+
+def engines():
+    return list(_engines)
+
+
+def find(tensor):
+    """Owner of a parameter (views and new objects over its storage too), or None."""
+    entry = _entries.get(tensor)
+    if entry is not None:
+        store, id, engine = entry
+        return Owner(store, id, engine() if engine is not None else None)
+    found = _core.store_of(tensor)
+    if found is None:
+        return None
+    store, id = found
+    return Owner(store, id, next((e for e in _engines if e.store == store), None))
