@@ -1,0 +1,208 @@
+#include "comm/c10d_transport.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "comm/first_line.h"
+#include "comm/gloo_group.h"
+#include "comm/reduce_kernels.h"
+#include "unshard/core/error.h"
+
+namespace unshard::comm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// As bytes: Gloo lacks some dtypes, and movement doesn't care.
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.detach().view({-1}).view(at::kByte); }
+
+c10d::ReduceOp::RedOpType native(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::max: return c10d::ReduceOp::MAX;
+    case ReduceOp::min: return c10d::ReduceOp::MIN;
+    case ReduceOp::sum: break;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+std::string where(const Call& call) {
+  return call.detail.empty() ? cat("[comm.", call.op, "]") : cat("[comm.", call.op, " '", call.detail, "']");
+}
+
+}  // namespace
+
+C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size, C10dOptions options)
+    : group_(std::move(group)), rank_(rank), size_(size), options_(std::move(options)) {}
+C10dTransport::~C10dTransport() = default;
+
+void C10dTransport::raise(const Call& call, std::string_view reason) const {
+  throw CommError(cat(where(call), " ", reason, "; this is rank ", rank_, " of ", size_, " in step ", call.step));
+}
+
+void C10dTransport::check_local_peers(const Call& call) const {
+  if (!options_.local_peers) return;
+  const auto dead = options_.local_peers->dead();
+  if (!dead.empty()) raise(call, cat("rank ", dead.front(), " is gone (its process on this host ended)"));
+}
+
+c10::intrusive_ptr<c10d::Backend> C10dTransport::backend_for(const Call& call, const at::Tensor& tensor) const {
+  const auto device = tensor.device().type();
+  require(group_->hasBackendForDeviceType(device), where(call), " the process group has no backend for ", c10::DeviceTypeName(device, true),
+          " tensors; create it with one (for example \"cpu:gloo,cuda:nccl\")");
+  return group_->getBackend(device);
+}
+
+// Torch's and Gloo's errors become ours. The connection closes a moment before the process can be seen to have ended.
+template <class Function>
+void C10dTransport::translate(const Call& call, Function&& function) const {
+  std::string reason;
+  try {
+    function();
+    return;
+  } catch (const std::runtime_error& error) {   // Gloo's own
+    reason = error.what();
+  } catch (const c10::Error& error) {
+    reason = error.what();
+  }
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    check_local_peers(call);
+    std::this_thread::sleep_for(10ms);
+  }
+  raise(call, cat("a peer failed or timed out: ", first_line(reason)));
+}
+
+void C10dTransport::run(const Call& call, const at::Tensor& tensor, const Start& start) {
+  const auto backend = backend_for(call, tensor);
+  c10::intrusive_ptr<c10d::Work> work;
+  translate(call, [&] { work = start(*backend); });
+  if (tensor.is_cpu()) wait_for_report(call, *work);
+  translate(call, [&] { work->wait(to_milliseconds(options_.timeout)); });
+}
+
+// Sleeps until the backend's thread reports, and looks at local peers and for interrupts in between.
+void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  try {
+    future = work.getFuture();
+  } catch (const c10::Error&) {   // point-to-point work has none
+  }
+  if (!future) return;
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+  };
+  const auto signal = std::make_shared<Signal>();
+  future->addCallback([signal](c10::ivalue::Future&) {
+    std::lock_guard<std::mutex> lock(signal->mutex);
+    signal->done = true;
+    signal->changed.notify_all();
+  });
+  const auto started = std::chrono::steady_clock::now();
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(signal->mutex);
+      if (signal->changed.wait_for(lock, 50ms, [&] { return signal->done; })) return;
+    }
+    check_local_peers(call);
+    if (options_.interrupt_check) options_.interrupt_check();
+    if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)   // the backend's own time-out comes first
+      raise(call, cat("no progress for ", options_.timeout.count(), " s"));
+  }
+}
+
+void C10dTransport::all_gather(const Call& call, at::Tensor& output, const at::Tensor& input) {
+  at::Tensor to = as_bytes(output), from = as_bytes(input);
+  if (to.numel() == 0) return;
+  run(call, input, [&](c10d::Backend& backend) { return backend._allgather_base(to, from); });
+}
+
+void C10dTransport::all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) {
+  at::Tensor to = as_bytes(output), from = as_bytes(input);
+  if (to.numel() == 0) return;
+  std::vector<std::int64_t> equal;
+  run(call, input, [&](c10d::Backend& backend) { return backend.alltoall_base(to, from, equal, equal); });
+}
+
+void C10dTransport::broadcast(const Call& call, at::Tensor& tensor, int root) {
+  std::vector<at::Tensor> tensors{as_bytes(tensor)};
+  if (tensors[0].numel() == 0) return;
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  run(call, tensor, [&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
+}
+
+void C10dTransport::send(const Call& call, const at::Tensor& tensor, int destination, int tag) {
+  std::vector<at::Tensor> tensors{as_bytes(tensor)};
+  run(call, tensor, [&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+}
+
+void C10dTransport::recv(const Call& call, at::Tensor& tensor, int source, int tag) {
+  std::vector<at::Tensor> tensors{as_bytes(tensor)};
+  run(call, tensor, [&](c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
+}
+
+// Slices are exchanged as bytes and added here, in rank order. In pieces, so that the staging memory stays small for large inputs.
+void C10dTransport::reduce_slices(const Call& call, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  constexpr std::int64_t kWholeBytes = 64 << 20;
+  const std::int64_t element = input.element_size(), slice = output.numel() * element, ranks = size_;
+  if (slice == 0) return;
+  const bool whole = slice * ranks <= kWholeBytes;
+  const std::int64_t piece = whole ? slice : kWholeBytes / ranks / element * element;
+  at::Tensor from_all = at::empty({piece * ranks}, at::kByte), to_all = whole ? as_bytes(input) : at::empty({piece * ranks}, at::kByte);
+  std::vector<const void*> inputs(static_cast<std::size_t>(size_));
+  std::vector<std::int64_t> equal;
+  for (std::int64_t at = 0; at < slice; at += piece) {
+    const std::int64_t bytes = std::min(piece, slice - at);
+    if (!whole)
+      for (std::int64_t r = 0; r < ranks; ++r)
+        std::memcpy(static_cast<std::byte*>(to_all.data_ptr()) + r * bytes, static_cast<const std::byte*>(input.data_ptr()) + r * slice + at,
+                    static_cast<std::size_t>(bytes));
+    at::Tensor to = from_all.narrow(0, 0, bytes * ranks), from = to_all.narrow(0, 0, bytes * ranks);
+    run(call, input, [&](c10d::Backend& backend) { return backend.alltoall_base(to, from, equal, equal); });
+    for (std::int64_t r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = static_cast<std::byte*>(to.data_ptr()) + r * bytes;
+    reduce_arrays(bytes / element, input.scalar_type(), op, static_cast<std::byte*>(output.data_ptr()) + at, inputs.data(), size_);
+  }
+}
+
+void C10dTransport::reduce_scatter(const Call& call, at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  if (input.is_cpu()) return reduce_slices(call, output, input, op);
+  at::Tensor to = output.detach().view({-1}), from = input.detach().view({-1});
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = native(op);
+  run(call, input, [&](c10d::Backend& backend) { return backend._reduce_scatter_base(to, from, options); });
+}
+
+void C10dTransport::all_reduce(const Call& call, at::Tensor& tensor, ReduceOp op) {
+  if (!tensor.is_cpu()) {
+    std::vector<at::Tensor> tensors{tensor.detach()};
+    c10d::AllreduceOptions options;
+    options.reduceOp = native(op);
+    run(call, tensor, [&](c10d::Backend& backend) { return backend.allreduce(tensors, options); });
+    return;
+  }
+  if (tensor.numel() == 0) return;
+  const at::Tensor flat = tensor.detach().view({-1});
+  const std::int64_t slice = (flat.numel() + size_ - 1) / size_;
+  at::Tensor padded = flat;
+  if (slice * size_ != flat.numel()) {
+    padded = at::empty({slice * size_}, flat.options());
+    padded.narrow(0, 0, flat.numel()).copy_(flat);
+    padded.narrow(0, flat.numel(), slice * size_ - flat.numel()).zero_();
+  }
+  at::Tensor mine = at::empty({slice}, flat.options());
+  reduce_slices(call, mine, padded, op);
+  all_gather(call, padded, mine);
+  if (!padded.is_same(flat)) flat.copy_(padded.narrow(0, 0, flat.numel()));
+}
+
+}  // namespace unshard::comm

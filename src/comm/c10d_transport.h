@@ -1,0 +1,56 @@
+#pragma once
+// Collectives over a c10d process group: Gloo for CPU tensors, NCCL for CUDA tensors.
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+
+#include "comm/peer_watch.h"
+#include "comm/transport.h"
+
+namespace c10d {
+class Backend;
+class ProcessGroup;
+class Work;
+}  // namespace c10d
+
+namespace unshard::comm {
+
+struct C10dOptions {
+  std::chrono::duration<double> timeout{1800};
+  std::function<void()> interrupt_check;
+  const PeerWatch* local_peers = nullptr;   ///< ranks on this host, so that a dead one is named; outlives the transport
+};
+
+/// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.
+class C10dTransport final : public Transport {
+ public:
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size, C10dOptions options);
+  ~C10dTransport() override;
+
+  void all_gather(const Call& call, at::Tensor& output, const at::Tensor& input) override;
+  void reduce_scatter(const Call& call, at::Tensor& output, const at::Tensor& input, ReduceOp op) override;
+  void all_reduce(const Call& call, at::Tensor& tensor, ReduceOp op) override;
+  void broadcast(const Call& call, at::Tensor& tensor, int root) override;
+  void all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) override;
+  void send(const Call& call, const at::Tensor& tensor, int destination, int tag) override;
+  void recv(const Call& call, at::Tensor& tensor, int source, int tag) override;
+
+ private:
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
+  /// Start an operation on the backend of `tensor`'s device and wait for it.
+  void run(const Call& call, const at::Tensor& tensor, const Start& start);
+  c10::intrusive_ptr<c10d::Backend> backend_for(const Call& call, const at::Tensor& tensor) const;
+  void wait_for_report(const Call& call, c10d::Work& work) const;
+  template <class Function>
+  void translate(const Call& call, Function&& function) const;
+  void check_local_peers(const Call& call) const;
+  [[noreturn]] void raise(const Call& call, std::string_view reason) const;
+  void reduce_slices(const Call& call, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const int rank_, size_;
+  const C10dOptions options_;
+};
+
+}  // namespace unshard::comm

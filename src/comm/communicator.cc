@@ -1,0 +1,167 @@
+// How communicators come about.
+#include "unshard/comm/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/communicator_impl.h"
+#include "comm/first_line.h"
+#include "comm/gloo_group.h"
+#include "comm/host_identity.h"
+#include "comm/launch_env.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+
+using comm::CommunicatorImpl;
+
+namespace {
+
+HostGroupOptions host_options(const CommOptions& options) { return {options.timeout, options.interrupt_check}; }
+
+/// What every rank says about its process before anything is set up.
+struct Card {
+  std::string host;
+  int pid = 0;
+  bool share = true;
+
+  std::string text() const { return cat(share ? "share " : "apart ", pid, " ", host); }
+  static Card parse(const std::string& text) {
+    Card card;
+    card.share = text.starts_with("share ");
+    card.pid = std::atoi(text.c_str() + 6);
+    card.host = text.substr(std::min(text.size(), text.find(' ', 6)));
+    return card;
+  }
+};
+
+std::vector<Card> exchange_cards(comm::StoreExchange& exchange, const CommOptions& options) {
+  Card mine{comm::host_identity(), ::getpid(), options.share_memory};
+  std::vector<Card> cards;
+  for (const auto& text : exchange.all_gather(mine.text(), "init_process_group")) cards.push_back(Card::parse(text));
+  return cards;
+}
+
+bool all_share(const std::vector<Card>& cards) {
+  return std::all_of(cards.begin(), cards.end(), [&](const Card& card) { return card.share && card.host == cards[0].host; });
+}
+
+comm::PeerWatch watch_same_host(const std::vector<Card>& cards, int rank) {
+  std::vector<int> pids;
+  for (const Card& card : cards) pids.push_back(card.host == cards[static_cast<std::size_t>(rank)].host ? card.pid : 0);
+  return comm::PeerWatch(pids);
+}
+
+/// `group` may be null: then Gloo is set up unless shared memory serves.
+std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                       const CommOptions& options) {
+  comm::StoreExchange exchange(store, "init", rank, size, {options.timeout, options.interrupt_check});
+  const auto cards = exchange_cards(exchange, options);
+  CommunicatorImpl::Parts parts;
+  parts.rank = rank;
+  parts.size = size;
+  parts.options = options;
+  parts.store = store;
+  if (all_share(cards)) {
+    const auto all_gather = [&](const std::string& mine) { return exchange.all_gather(mine, "init_process_group"); };
+    parts.host = std::static_pointer_cast<comm::HostGroupImpl>(HostGroup::connect(rank, size, all_gather, host_options(options)));
+  } else {
+    parts.local_peers = watch_same_host(cards, rank);
+    if (!group) group = comm::make_gloo_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, size, options.timeout);
+  }
+  parts.group = std::move(group);
+  return std::make_shared<CommunicatorImpl>(std::move(parts));
+}
+
+c10::intrusive_ptr<c10d::Store> make_store(const comm::LaunchEnv& env, const CommOptions& options) {
+  c10d::TCPStoreOptions store_options;
+  store_options.port = env.port;
+  store_options.isServer = env.rank == 0 && !env.store_exists;
+  store_options.numWorkers = static_cast<std::size_t>(env.world_size);
+  store_options.waitWorkers = false;   // who is missing is said by the first exchange
+  store_options.timeout = std::min(comm::to_milliseconds(options.timeout), std::chrono::milliseconds(300'000));
+  try {
+    const auto store = c10::make_intrusive<c10d::TCPStore>(env.address, store_options);
+    return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", env.store_prefix), store);
+  } catch (const std::exception& error) {
+    throw CommError(cat("[comm.init_process_group] rank ", env.rank, " can't ", store_options.isServer ? "serve the store at " : "reach the store at ",
+                        env.address, ":", env.port, " (MASTER_ADDR, MASTER_PORT): ", comm::first_line(error.what())));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> single_process_communicator(const CommOptions& options) {
+  CommunicatorImpl::Parts parts;
+  parts.options = options;
+  if (options.share_memory) parts.host = std::static_pointer_cast<comm::HostGroupImpl>(HostGroup::in_process(1, host_options(options))[0]);
+  return std::make_shared<CommunicatorImpl>(std::move(parts));
+}
+
+std::shared_ptr<Communicator> init_process_group(const CommOptions& options, const std::string& backend) {
+  require(backend.empty() || backend == "gloo", "[comm.init_process_group] backend '", backend,
+          "'; this build has gloo. For NCCL create the group with torch.distributed and pass it to make_communicator");
+  const auto env = comm::read_launch_env(comm::process_env);
+  if (env.world_size == 1) return single_process_communicator(options);
+  try {
+    return assemble(env.rank, env.world_size, make_store(env, options), {}, options);
+  } catch (const c10::Error& error) {
+    throw CommError(cat("[comm.init_process_group] rank ", env.rank, " of ", env.world_size, ": ", comm::first_line(error.what())));
+  }
+}
+
+std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Store> store,
+                                                const CommOptions& options) {
+  require(group && store, "[comm.make_communicator] a null ", group ? "store" : "group");
+  const int rank = group->getRank(), size = group->getSize();
+  if (size == 1) return single_process_communicator(options);
+  try {
+    return assemble(rank, size, std::move(store), std::move(group), options);
+  } catch (const c10::Error& error) {
+    throw CommError(cat("[comm.make_communicator] rank ", rank, " of ", size, ": ", comm::first_line(error.what())));
+  }
+}
+
+std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_size, const CommOptions& options) {
+  require(world_size >= 1, "[comm.in_process_communicators] world_size ", world_size, "; at least 1");
+  std::vector<std::shared_ptr<Communicator>> all(static_cast<std::size_t>(world_size));
+  if (world_size == 1) return {single_process_communicator(options)};
+  std::vector<std::shared_ptr<HostGroup>> hosts;
+  if (options.share_memory) hosts = HostGroup::in_process(world_size, host_options(options));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> errors(all.size());
+  const auto make = [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    try {
+      CommunicatorImpl::Parts parts;
+      parts.rank = rank;
+      parts.size = world_size;
+      parts.options = options;
+      parts.loopback = true;
+      parts.store = store;
+      if (options.share_memory)
+        parts.host = std::static_pointer_cast<comm::HostGroupImpl>(hosts[at]);
+      else
+        parts.group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, world_size, options.timeout);
+      all[at] = std::make_shared<CommunicatorImpl>(std::move(parts));
+    } catch (...) {
+      errors[at] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;   // setting up is collective
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(make, rank);
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return all;
+}
+
+}  // namespace unshard

@@ -1,0 +1,272 @@
+#include "comm/communicator_impl.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+#include <cstring>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "comm/c10d_transport.h"
+#include "comm/first_line.h"
+#include "comm/gloo_group.h"
+#include "comm/reduce_kernels.h"
+#include "comm/shm_transport.h"
+#include "unshard/core/error.h"
+
+namespace unshard::comm {
+
+namespace {
+
+std::string where(const char* op, std::string_view detail) { return Place{op, detail}.text(); }
+
+void check_tensor(const char* op, std::string_view detail, const char* role, const at::Tensor& tensor) {
+  require(tensor.defined(), where(op, detail), " ", role, " is undefined");
+  require(tensor.layout() == at::kStrided && tensor.is_contiguous(), where(op, detail), " ", role, " of shape ", tensor.sizes(),
+          " isn't contiguous; pass .contiguous()");
+}
+
+void check_pair(const char* op, std::string_view detail, const at::Tensor& output, const at::Tensor& input) {
+  check_tensor(op, detail, "input", input);
+  check_tensor(op, detail, "output", output);
+  require(output.scalar_type() == input.scalar_type(), where(op, detail), " input is ", input.scalar_type(), ", output ",
+          output.scalar_type());
+  require(output.device() == input.device(), where(op, detail), " input is on ", input.device(), ", output on ", output.device());
+}
+
+bool has_complex_dtype(const at::Tensor& tensor) { return c10::isComplexType(tensor.scalar_type()); }
+
+void check_reduction(const char* op, std::string_view detail, const at::Tensor& tensor, ReduceOp reduction) {
+  if (has_complex_dtype(tensor)) {
+    require(reduction == ReduceOp::sum, where(op, detail), " complex tensors have no order: only sum");
+    return;
+  }
+  require(can_reduce(tensor.scalar_type(), reduction), where(op, detail), " ", tensor.scalar_type(), " can't be reduced",
+          tensor.scalar_type() == at::kBool ? " by sum; use max (or) or min (and), or convert to an integer type" : "");
+}
+
+/// Real parts as a view, so that transports see numbers only.
+at::Tensor as_real(const at::Tensor& tensor) { return has_complex_dtype(tensor) ? at::view_as_real(tensor.detach()) : tensor; }
+
+void copy_all(at::Tensor& output, const at::Tensor& input) {
+  if (output.data_ptr() != input.data_ptr()) output.detach().view({-1}).copy_(input.detach().view({-1}));
+}
+
+}  // namespace
+
+CommunicatorImpl::CommunicatorImpl(Parts parts)
+    : rank_(parts.rank),
+      size_(parts.size),
+      options_(std::move(parts.options)),
+      host_(std::move(parts.host)),
+      group_(std::move(parts.group)),
+      store_(std::move(parts.store)),
+      local_peers_(std::move(parts.local_peers)),
+      loopback_(parts.loopback) {
+  if (size_ == 1) return;
+  if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
+  if (group_) c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, C10dOptions{options_.timeout, options_.interrupt_check, &local_peers_});
+  if (!host_) {
+    const StoreRules rules{options_.timeout, [this] {
+                             for (int peer : local_peers_.dead())
+                               throw CommError(cat("[comm] rank ", peer, " is gone (its process on this host ended); this is rank ", rank_, " of ",
+                                                   size_, " in step ", step()));
+                             if (options_.interrupt_check) options_.interrupt_check();
+                           }};
+    calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
+    strings_ = std::make_unique<StoreExchange>(store_, "strings", rank_, size_, rules);
+  }
+}
+
+CommunicatorImpl::~CommunicatorImpl() = default;
+
+Transport& CommunicatorImpl::transport_for(const Call& call, const at::Tensor& tensor) const {
+  if (shared_memory_ && tensor.is_cpu()) return *shared_memory_;
+  require(c10d_ != nullptr, Place{call.op, call.detail}.text(), " no transport for tensors on ", tensor.device(),
+          "; create the communicator over a c10d process group with a backend for them");
+  return *c10d_;
+}
+
+void CommunicatorImpl::check_usable(const Call& call) const {
+  if (!is_broken_.load(std::memory_order_acquire)) [[likely]] return;
+  std::lock_guard<std::mutex> lock(broken_mutex_);
+  throw CommError(cat(Place{call.op, call.detail}.text(), " this group can't be used any more; its first error was: ", broken_));
+}
+
+template <class Function>
+void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function) {
+  const Call call{op, detail, step()};
+  check_usable(call);
+  const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step);
+  try {
+    function(call);
+  } catch (const std::exception& error) {
+    std::lock_guard<std::mutex> lock(broken_mutex_);
+    if (!is_broken_.load()) broken_ = first_line(error.what());
+    is_broken_.store(true, std::memory_order_release);
+    throw;
+  }
+  recorder_.end(sequence);
+  add_count(op, bytes);
+}
+
+void CommunicatorImpl::all_gather(at::Tensor& output, const at::Tensor& input, std::string_view detail) {
+  check_pair("all_gather", detail, output, input);
+  require(output.numel() == input.numel() * size_, where("all_gather", detail), " input has ", input.numel(), " elements, output ",
+          output.numel(), "; wanted world_size (", size_, ") times the input");
+  perform("all_gather", detail, share(output.nbytes()), [&](const Call& call) {
+    if (size_ == 1) return copy_all(output, input);
+    transport_for(call, input).all_gather(call, output, input);
+  });
+}
+
+void CommunicatorImpl::reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string_view detail) {
+  check_pair("reduce_scatter", detail, output, input);
+  check_reduction("reduce_scatter", detail, input, op);
+  require(input.numel() == output.numel() * size_, where("reduce_scatter", detail), " input has ", input.numel(), " elements, output ",
+          output.numel(), "; wanted world_size (", size_, ") times the output, pad to ", (input.numel() + size_ - 1) / size_ * size_);
+  perform("reduce_scatter", detail, share(input.nbytes()), [&](const Call& call) {
+    if (size_ == 1) return copy_all(output, input);
+    at::Tensor to = as_real(output);
+    transport_for(call, input).reduce_scatter(call, to, as_real(input), op);
+  });
+}
+
+void CommunicatorImpl::all_reduce(at::Tensor& tensor, ReduceOp op, std::string_view detail) {
+  check_tensor("all_reduce", detail, "tensor", tensor);
+  check_reduction("all_reduce", detail, tensor, op);
+  const auto padded = (tensor.numel() + size_ - 1) / size_ * size_ * static_cast<std::int64_t>(tensor.element_size());
+  perform("all_reduce", detail, 2 * share(padded), [&](const Call& call) {
+    if (size_ == 1) return;
+    at::Tensor real = as_real(tensor);
+    transport_for(call, tensor).all_reduce(call, real, op);
+  });
+}
+
+void CommunicatorImpl::broadcast(at::Tensor& tensor, int root, std::string_view detail) {
+  check_tensor("broadcast", detail, "tensor", tensor);
+  require(root >= 0 && root < size_, where("broadcast", detail), " root ", root, " of ", size_, " ranks");
+  const std::int64_t bytes = size_ > 1 && rank_ == root ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+  perform("broadcast", detail, bytes, [&](const Call& call) {
+    if (size_ > 1) transport_for(call, tensor).broadcast(call, tensor, root);
+  });
+}
+
+void CommunicatorImpl::all_to_all(at::Tensor& output, const at::Tensor& input, std::string_view detail) {
+  check_pair("all_to_all", detail, output, input);
+  require(output.numel() == input.numel() && input.numel() % size_ == 0, where("all_to_all", detail), " input has ", input.numel(),
+          " elements, output ", output.numel(), "; wanted equal and a multiple of world_size ", size_);
+  require(size_ == 1 || input.numel() == 0 || output.data_ptr() != input.data_ptr(), where("all_to_all", detail),
+          " output and input are the same memory");
+  perform("all_to_all", detail, share(input.nbytes()), [&](const Call& call) {
+    if (size_ == 1) return copy_all(output, input);
+    transport_for(call, input).all_to_all(call, output, input);
+  });
+}
+
+void CommunicatorImpl::check_peer(const char* op, int peer) const {
+  require(peer >= 0 && peer < size_ && peer != rank_, "[comm.", op, "] peer rank ", peer, "; wanted another rank of ", size_, ", this is ",
+          rank_);
+}
+
+void CommunicatorImpl::send(const at::Tensor& tensor, int destination, int tag) {
+  check_tensor("send", {}, "tensor", tensor);
+  check_peer("send", destination);
+  const std::string detail = cat("to rank ", destination, ", tag ", tag);
+  perform("send", detail, tensor.nbytes(), [&](const Call& call) { transport_for(call, tensor).send(call, tensor, destination, tag); });
+}
+
+void CommunicatorImpl::recv(at::Tensor& tensor, int source, int tag) {
+  check_tensor("recv", {}, "tensor", tensor);
+  check_peer("recv", source);
+  const std::string detail = cat("from rank ", source, ", tag ", tag);
+  perform("recv", detail, 0, [&](const Call& call) { transport_for(call, tensor).recv(call, tensor, source, tag); });
+}
+
+void CommunicatorImpl::barrier(std::string_view place) {
+  perform("barrier", place, 0, [&](const Call&) {
+    if (host_) {
+      host_->barrier(place);
+    } else if (size_ > 1) {
+      strings_->all_gather("", cat("barrier '", place, "'"));
+    }
+  });
+}
+
+std::vector<std::string> CommunicatorImpl::all_gather_strings(const std::string& mine) {
+  std::vector<std::string> all{mine};
+  perform("all_gather_strings", {}, size_ > 1 ? static_cast<std::int64_t>(mine.size()) : 0, [&](const Call&) {
+    if (size_ > 1) all = host_ ? host_->all_gather_strings(mine, "all_gather_strings") : strings_->all_gather(mine, "all_gather_strings");
+  });
+  return all;
+}
+
+void CommunicatorImpl::check_all_in(std::string_view call) {
+  perform("check_all_in", call, 0, [&](const Call&) {
+    if (size_ == 1) return;
+    if (host_)
+      host_->check_all_in(call, options_.collective_check);
+    else
+      calls_->check_all_in(call, options_.collective_check);
+  });
+}
+
+c10::intrusive_ptr<c10d::Store> CommunicatorImpl::substore(std::string_view kind, std::string_view name) {
+  return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", kind, "/", ++children_, "/", name), store_);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> CommunicatorImpl::new_process_group(std::string_view name) {
+  if (!store_) return {};
+  const auto store = substore("process_group", name);
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  perform("new_process_group", name, 0, [&](const Call&) {
+    try {
+      group = loopback_ ? make_loopback_group(store, rank_, size_, options_.timeout) : make_gloo_group(store, rank_, size_, options_.timeout);
+    } catch (const std::runtime_error& error) {
+      throw CommError(cat("[comm.new_process_group '", name, "'] rank ", rank_, " of ", size_, ": ", first_line(error.what())));
+    } catch (const c10::Error& error) {
+      throw CommError(cat("[comm.new_process_group '", name, "'] rank ", rank_, " of ", size_, ": ", first_line(error.what())));
+    }
+  });
+  return group;
+}
+
+std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>& ranks, std::string_view name) {
+  require(!ranks.empty(), "[comm.subgroup '", name, "'] no ranks");
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    require(ranks[i] >= 0 && ranks[i] < size_, "[comm.subgroup '", name, "'] rank ", ranks[i], " of ", size_);
+    require(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "[comm.subgroup '", name, "'] rank ", ranks[i], " is listed twice");
+  }
+  std::shared_ptr<Communicator> result;
+  perform("subgroup", name, 0, [&](const Call&) {
+    const auto self = std::find(ranks.begin(), ranks.end(), rank_);
+    Parts parts;
+    parts.rank = self == ranks.end() ? -1 : static_cast<int>(self - ranks.begin());
+    parts.size = static_cast<int>(ranks.size());
+    parts.options = options_;
+    parts.loopback = loopback_;
+    if (store_) parts.store = substore("subgroup", name);
+    if (host_) parts.host = host_->subset(ranks);
+    if (parts.rank < 0) return;
+    if (!host_ && parts.size > 1)
+      parts.group = loopback_ ? make_loopback_group(parts.store, parts.rank, parts.size, options_.timeout)
+                              : make_gloo_group(parts.store, parts.rank, parts.size, options_.timeout);
+    result = std::make_shared<CommunicatorImpl>(std::move(parts));
+  });
+  return result;
+}
+
+void CommunicatorImpl::add_count(std::string_view op, std::int64_t bytes) {
+  std::lock_guard<std::mutex> lock(counts_mutex_);
+  OpCount& count = counts_[std::string(op)];
+  ++count.calls;
+  count.bytes += bytes;
+}
+
+void CommunicatorImpl::reset_counts() {
+  std::lock_guard<std::mutex> lock(counts_mutex_);
+  counts_.clear();
+}
+
+}  // namespace unshard::comm

@@ -1,0 +1,86 @@
+#pragma once
+// The one Communicator: checks arguments, counts and records, and hands the bytes to a transport.
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/host_group_internal.h"
+#include "comm/peer_watch.h"
+#include "comm/store_exchange.h"
+#include "comm/transport.h"
+#include "unshard/comm/communicator.h"
+
+namespace unshard::comm {
+
+class CommunicatorImpl final : public Communicator {
+ public:
+  struct Parts {
+    int rank = 0, size = 1;
+    CommOptions options;
+    std::shared_ptr<HostGroupImpl> host;                  ///< null: not all ranks share memory
+    c10::intrusive_ptr<c10d::ProcessGroup> group;         ///< null: no c10d transport (then host is set, or size is 1)
+    c10::intrusive_ptr<c10d::Store> store;                ///< null: no new_process_group
+    PeerWatch local_peers;                                ///< for c10d: ranks of this host
+    bool loopback = false;                                ///< new groups talk over loopback (threads of a process)
+  };
+  /// Collective when host is set (it makes the staging memory).
+  explicit CommunicatorImpl(Parts parts);
+  ~CommunicatorImpl() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return size_; }
+  void all_gather(at::Tensor& output, const at::Tensor& input, std::string_view detail) override;
+  void reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string_view detail) override;
+  void all_reduce(at::Tensor& tensor, ReduceOp op, std::string_view detail) override;
+  void broadcast(at::Tensor& tensor, int root, std::string_view detail) override;
+  void all_to_all(at::Tensor& output, const at::Tensor& input, std::string_view detail) override;
+  void send(const at::Tensor& tensor, int destination, int tag) override;
+  void recv(at::Tensor& tensor, int source, int tag) override;
+  void barrier(std::string_view where) override;
+  std::vector<std::string> all_gather_strings(const std::string& mine) override;
+  void check_all_in(std::string_view call) override;
+  std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) override;
+  HostGroup* host() const override { return host_.get(); }
+  c10::intrusive_ptr<c10d::ProcessGroup> new_process_group(std::string_view name) override;
+  const std::map<std::string, OpCount>& counts() const override { return counts_; }
+  void add_count(std::string_view op, std::int64_t bytes) override;
+  void reset_counts() override;
+  FlightRecorder& recorder() override { return recorder_; }
+  const CommOptions& options() const override { return options_; }
+  void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
+  std::int64_t step() const override { return step_.load(std::memory_order_relaxed); }
+
+ private:
+  Transport& transport_for(const Call& call, const at::Tensor& tensor) const;
+  /// Record, run, count. After an error the group is out of step: every later call throws at once, naming the first error.
+  template <class Function>
+  void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
+  void check_usable(const Call& call) const;
+  void check_peer(const char* op, int peer) const;
+  std::int64_t share(std::int64_t bytes) const { return bytes / size_ * (size_ - 1); }
+  c10::intrusive_ptr<c10d::Store> substore(std::string_view kind, std::string_view name);
+
+  const int rank_, size_;
+  const CommOptions options_;
+  const std::shared_ptr<HostGroupImpl> host_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const PeerWatch local_peers_;
+  const bool loopback_;
+  std::unique_ptr<Transport> shared_memory_, c10d_;
+  std::unique_ptr<StoreExchange> calls_, strings_;   ///< over the store, when memory isn't shared
+
+  FlightRecorder recorder_;
+  std::map<std::string, OpCount> counts_;
+  std::mutex counts_mutex_;
+  std::atomic<std::int64_t> step_{0};
+  std::uint64_t children_ = 0;                        ///< sub-groups and process groups made; keeps their store keys apart
+  mutable std::mutex broken_mutex_;
+  std::atomic<bool> is_broken_{false};
+  std::string broken_;                                ///< the first error
+};
+
+}  // namespace unshard::comm

@@ -1,0 +1,245 @@
+// Collectives against their definitions, on both transports, for every dtype that is moved or reduced.
+#include "unshard/comm/communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "comm/testing.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+namespace {
+
+using testing::run_ranks;
+using testing::unshared;
+
+struct Case {
+  int size;
+  bool share;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  return std::to_string(info.param.size) + (info.param.share ? "_shared" : "_gloo");
+}
+
+class Collectives : public ::testing::TestWithParam<Case> {
+ protected:
+  int size() const { return GetParam().size; }
+  CommOptions options() const { return GetParam().share ? CommOptions{} : unshared(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives,
+                         ::testing::Values(Case{1, true}, Case{2, true}, Case{3, true}, Case{4, true}, Case{2, false}, Case{3, false}), name_of);
+
+/// Small integers that differ by rank and position: sums are exact in every dtype.
+at::Tensor values(int rank, std::int64_t numel, at::ScalarType dtype) {
+  return (at::arange(numel, at::kLong) * (rank + 3) % 7 - (c10::isSignedType(dtype) ? 3 : 0)).to(dtype);
+}
+
+const std::vector<at::ScalarType> kMoved{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kByte, at::kBool, at::kComplexFloat};
+const std::vector<at::ScalarType> kReduced{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar};
+const std::vector<std::int64_t> kSizes{0, 1, 3, 17, 1000, 131'073};   // the last: several pieces, none of them whole
+
+TEST_P(Collectives, AllGatherBringsEveryRanksTensor) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto dtype : kMoved)
+      for (auto numel : kSizes) {
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < size(); ++r) parts.push_back(values(r, numel, dtype));
+        at::Tensor output = at::zeros({numel * size()}, dtype);
+        comm.all_gather(output, values(rank, numel, dtype));
+        EXPECT_TRUE(at::equal(output, at::cat(parts))) << dtype << ' ' << numel;
+      }
+  });
+}
+
+at::Tensor reduce_reference(int size, std::int64_t numel, at::ScalarType dtype, ReduceOp op) {
+  at::Tensor result = values(0, numel, dtype);
+  for (int r = 1; r < size; ++r) {
+    const at::Tensor next = values(r, numel, dtype);
+    result = op == ReduceOp::sum ? result + next : op == ReduceOp::max ? result.maximum(next) : result.minimum(next);
+  }
+  return result;
+}
+
+TEST_P(Collectives, ReduceScatterLeavesThisRanksSliceOfTheReduction) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto dtype : kReduced)
+      for (auto numel : kSizes)
+        for (auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
+          at::Tensor output = at::zeros({numel}, dtype);
+          comm.reduce_scatter(output, values(rank, numel * size(), dtype), op);
+          EXPECT_TRUE(at::equal(output, reduce_reference(size(), numel * size(), dtype, op).narrow(0, numel * rank, numel)))
+              << dtype << ' ' << numel;
+        }
+  });
+}
+
+TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto dtype : kReduced)
+      for (auto numel : kSizes)
+        for (auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
+          at::Tensor tensor = values(rank, numel, dtype);
+          comm.all_reduce(tensor, op);
+          EXPECT_TRUE(at::equal(tensor, reduce_reference(size(), numel, dtype, op))) << dtype << ' ' << numel;
+        }
+  });
+}
+
+TEST_P(Collectives, ComplexTensorsAreSummed) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    at::Tensor tensor = values(rank, 33, at::kComplexFloat);
+    comm.all_reduce(tensor);
+    EXPECT_TRUE(at::equal(tensor, reduce_reference(size(), 33, at::kComplexFloat, ReduceOp::sum)));
+  });
+}
+
+TEST_P(Collectives, BroadcastCopiesTheRoot) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto dtype : kMoved)
+      for (auto numel : kSizes)
+        for (int root = 0; root < size(); ++root) {
+          at::Tensor tensor = values(rank, numel, dtype);
+          comm.broadcast(tensor, root);
+          EXPECT_TRUE(at::equal(tensor, values(root, numel, dtype))) << dtype << ' ' << numel;
+        }
+  });
+}
+
+TEST_P(Collectives, AllToAllTransposesSlices) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto dtype : kMoved)
+      for (auto numel : kSizes) {
+        std::vector<at::Tensor> wanted;
+        for (int r = 0; r < size(); ++r) wanted.push_back(values(r, numel * size(), dtype).narrow(0, numel * rank, numel));
+        at::Tensor output = at::zeros({numel * size()}, dtype);
+        comm.all_to_all(output, values(rank, numel * size(), dtype));
+        EXPECT_TRUE(at::equal(output, at::cat(wanted))) << dtype << ' ' << numel;
+      }
+  });
+}
+
+TEST_P(Collectives, MessagesGoRoundTheRing) {
+  if (size() == 1) return;   // there is no peer to send to
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (auto numel : {1, 5000, 200'000}) {
+      const int next = (rank + 1) % size(), previous = (rank + size() - 1) % size();
+      at::Tensor got = at::zeros({numel}, at::kFloat);
+      const at::Tensor mine = values(rank, numel, at::kFloat);
+      if (rank == 0) comm.send(mine, next, 5);   // a message longer than the ring needs its receiver
+      comm.recv(got, previous, 5);
+      if (rank != 0) comm.send(mine, next, 5);
+      EXPECT_TRUE(at::equal(got, values(previous, numel, at::kFloat)));
+    }
+  });
+}
+
+TEST_P(Collectives, StringsComeInRankOrder) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    for (std::size_t length : {0, 1, 4095, 4096, 20'000}) {
+      const auto all = comm.all_gather_strings(std::string(length * static_cast<std::size_t>(rank + 1), static_cast<char>('a' + rank)));
+      ASSERT_EQ(all.size(), static_cast<std::size_t>(size()));
+      for (int r = 0; r < size(); ++r)
+        EXPECT_EQ(all[static_cast<std::size_t>(r)], std::string(length * static_cast<std::size_t>(r + 1), static_cast<char>('a' + r)));
+    }
+  });
+}
+
+TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    // 256 + 1 + 1 ...: in bf16 256 + 1 rounds back to 256, in fp32 the ones add up.
+    at::Tensor tensor = at::full({64}, rank == 0 ? 256.0 : 1.0, at::kBFloat16);
+    comm.all_reduce(tensor);
+    EXPECT_TRUE(at::equal(tensor, at::full({64}, 256.0 + size() - 1, at::kFloat).to(at::kBFloat16)));
+  });
+}
+
+TEST_P(Collectives, SumsAreTheSameBitsAsAddingInRankOrder) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    const auto uneven = [](int r) { return (at::arange(5001, at::kFloat) * 0.7310585f + static_cast<float>(r)).sin() * (r == 1 ? 1e6 : 1.0); };
+    at::Tensor wanted = uneven(0).clone();
+    for (int r = 1; r < size(); ++r) wanted += uneven(r);
+    at::Tensor tensor = uneven(rank).clone();
+    comm.all_reduce(tensor);
+    EXPECT_TRUE(at::equal(tensor, wanted));
+  });
+}
+
+TEST_P(Collectives, CountersEqualTheFormulas) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    const std::int64_t n = size(), slice = 100, whole_bytes = slice * n * 4;
+    at::Tensor part = at::zeros({slice}, at::kFloat), whole = at::zeros({slice * n}, at::kFloat), other = at::zeros({slice * n}, at::kFloat);
+    comm.all_gather(whole, part);
+    comm.reduce_scatter(part, whole);
+    comm.all_reduce(whole);
+    comm.all_reduce(whole);
+    comm.all_to_all(other, whole);
+    comm.broadcast(whole, 0);
+    const auto& counts = comm.counts();
+    EXPECT_EQ(counts.at("all_gather").bytes, whole_bytes * (n - 1) / n);
+    EXPECT_EQ(counts.at("reduce_scatter").bytes, whole_bytes * (n - 1) / n);
+    EXPECT_EQ(counts.at("all_reduce").bytes, 2 * 2 * whole_bytes * (n - 1) / n);
+    EXPECT_EQ(counts.at("all_reduce").calls, 2);
+    EXPECT_EQ(counts.at("all_to_all").bytes, whole_bytes * (n - 1) / n);
+    EXPECT_EQ(counts.at("broadcast").bytes, rank == 0 && n > 1 ? whole_bytes : 0);
+    comm.reset_counts();
+    EXPECT_TRUE(comm.counts().empty());
+  });
+}
+
+TEST_P(Collectives, CallersMistakesAreFoundBeforeCommunication) {
+  run_ranks(size(), options(), [&](int, Communicator& comm) {
+    at::Tensor output = at::zeros({4 * size() + 1}, at::kFloat), bools = at::zeros({4}, at::kBool);
+    EXPECT_THROW(comm.all_gather(output, at::zeros({4}, at::kFloat)), std::invalid_argument);
+    at::Tensor halves = at::zeros({3}, at::kHalf);
+    EXPECT_THROW(comm.reduce_scatter(halves, at::zeros({3 * size()}, at::kFloat)), std::invalid_argument);
+    EXPECT_THROW(comm.all_reduce(bools), std::invalid_argument);
+    EXPECT_THROW(comm.broadcast(output, size()), std::invalid_argument);
+    at::Tensor transposed = at::zeros({3, 2}, at::kFloat).t();
+    EXPECT_THROW(comm.all_reduce(transposed), std::invalid_argument);
+    comm.barrier("after the mistakes");   // the group is still in step
+  });
+}
+
+TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    std::vector<int> even;
+    for (int r = 0; r < size(); r += 2) even.push_back(r);
+    const auto group = comm.subgroup(even, "even");
+    EXPECT_EQ(group != nullptr, rank % 2 == 0);
+    if (group) {
+      EXPECT_EQ(group->rank(), rank / 2);
+      EXPECT_EQ(group->host() != nullptr, GetParam().share);
+      at::Tensor sum = at::full({7}, rank, at::kLong);
+      group->all_reduce(sum);
+      EXPECT_TRUE(at::equal(sum, at::full({7}, std::accumulate(even.begin(), even.end(), 0), at::kLong)));
+    }
+    comm.barrier("subgroups done");
+  });
+}
+
+TEST_P(Collectives, RecorderKeepsTheLastCalls) {
+  run_ranks(size(), options(), [&](int, Communicator& comm) {
+    comm.set_step(12);
+    at::Tensor tensor = at::zeros({8}, at::kFloat);
+    comm.all_reduce(tensor, ReduceOp::sum, "bucket 3: blocks.0.up.weight");
+    const auto records = comm.recorder().snapshot();
+    ASSERT_EQ(records.size(), 1u);
+    EXPECT_EQ(records[0].op, "all_reduce");
+    EXPECT_EQ(records[0].detail, "bucket 3: blocks.0.up.weight");
+    EXPECT_EQ(records[0].step, 12);
+    EXPECT_GE(records[0].ended_s, records[0].started_s);
+  });
+}
+
+}  // namespace
+}  // namespace unshard

@@ -1,0 +1,13 @@
+#pragma once
+// torch's errors carry a backtrace; messages of ours quote their first line.
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace unshard::comm {
+
+inline std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, std::min<std::size_t>(text.find('\n'), 300)));
+}
+
+}  // namespace unshard::comm
