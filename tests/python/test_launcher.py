@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,7 +11,6 @@ import textwrap
 import time
 
 import pytest
-
 from unshard.launcher.cores import parse_core_list, share_out
 from unshard.launcher.env_file import parse_env_lines
 from unshard.launcher.errors import LaunchError
@@ -114,6 +114,13 @@ def test_module_and_program(here):
     assert got(here, 0)["argv"] == ["--local_rank=0", "x"]
     done = launch("--no_python", "--no_local_rank", "sh", "-c", 'echo "$RANK of $WORLD_SIZE: $1"', "sh", "a b")
     assert done.stdout == "0 of 1: a b\n", done.stderr
+
+
+def test_a_compiled_program_needs_no_flag(here):
+    (here / "program").symlink_to(shutil.which("env"))
+    done = launch("--nproc=2", "--no_local_rank", "program")
+    assert done.returncode == 0, done.stderr
+    assert {"RANK=0", "RANK=1", "WORLD_SIZE=2"} <= set(done.stdout.splitlines())
 
 
 def test_env_file_with_comments_and_blank_lines(here):

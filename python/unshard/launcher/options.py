@@ -10,7 +10,7 @@ def build_parser(prog):
         description="Start a training script on the ranks of this machine.",
         epilog="Everything after the script is handed to it unchanged, with --local_rank=N put in front unless --no_local_rank is given.")
     ranks = parser.add_argument_group("which ranks")
-    ranks.add_argument("-n", "--num_gpus", "--num_accelerators", dest="num_gpus", type=int, default=-1, metavar="N",
+    ranks.add_argument("-n", "--nproc", "--num_gpus", "--num_accelerators", dest="num_gpus", type=int, default=-1, metavar="N",
                        help="ranks to start: one a GPU; on a machine without GPUs, N CPU ranks (default: all GPUs, or 1)")
     ranks.add_argument("--num_nodes", type=int, default=-1, metavar="N", help="hosts to use, from the start of the hostfile")
     ranks.add_argument("-i", "--include", default="", metavar="NODE[:SLOT,...]", help="only these, e.g. localhost:0,2")

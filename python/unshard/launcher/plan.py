@@ -130,9 +130,19 @@ def rank_command(options):
         head = [sys.executable, "-u", "-m", options.script]
     elif not os.path.exists(options.script):
         raise LaunchError(f"there is no script '{options.script}' in {os.getcwd()}")
+    elif is_binary(options.script):
+        head = [os.path.join(".", options.script)]
     else:
         head = [sys.executable, "-u", options.script]
     return head + options.arguments, len(head)
+
+
+def is_binary(path):
+    """A compiled program needs no --no_python: Python couldn't read it anyway."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def port_is_free(port):
