@@ -29,6 +29,15 @@ struct ParamGroup {
   GroupOptions options;
 };
 
+/// How gradients travel; the defaults suit.
+struct GradientTuning {
+  /// Most elements in a bucket over all ranks; JSON reduce_bucket_size lowers it. Small enough that a bucket stays in the cache.
+  std::int64_t bucket_numel = 1 << 20;
+  /// Shared memory a rank sets aside for buckets on their way; less if the model needs less, at least two buckets.
+  std::int64_t ring_bytes = 64 << 20;
+  std::function<void(int bucket)> before_reduce;   ///< called before each reduction: delays for tests; null: nothing
+};
+
 struct EngineOptions {
   /// Which parameters are updated, with what; empty: all that require a gradient, with the JSON's optimizer. Parameters in no group are frozen.
   std::vector<ParamGroup> groups;
@@ -39,6 +48,7 @@ struct EngineOptions {
   /// Called at agreed points to find parameters the module has now (new Parameter objects); null: not checked.
   std::function<NamedParameters()> source;
   std::int64_t hidden_size = 0;      ///< for "auto" values; 0: estimated
+  GradientTuning gradients;
 };
 
 /// Bytes of model state on this rank by kind; `formula` is what ZeRO's arithmetic says without padding.

@@ -1,0 +1,151 @@
+// The training protocol: forward, backward, step. What happens in an update is in step.cc.
+#include "unshard/engine/engine.h"
+
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <utility>
+
+#include "engine_state.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+namespace {
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+}  // namespace
+
+Engine::Engine(const NamedParameters& parameters, const Config& config, std::shared_ptr<Communicator> comm, EngineOptions options)
+    : state_(std::make_unique<State>(parameters, config, std::move(comm), std::move(options))) {}
+
+// No communication here: after an exception the peers may be gone. The store turns what it can back by itself.
+Engine::~Engine() {
+  if (state_) state_->hooks.detach();
+}
+
+void Engine::State::set_phase(Phase phase, std::string_view detail) {
+  if (auto* host = comm->host()) host->set_phase(phase, counters.global_steps, detail);
+}
+
+void Engine::State::require_alive(const char* call) const {
+  if (destroyed) throw std::invalid_argument(cat("[engine.", call, "] the engine was destroyed"));
+}
+
+void Engine::State::refresh_factor() {
+  backward->set_missing_factor((scaler ? scaler->scale() : 1.0) / static_cast<double>(accumulation_steps));
+}
+
+void Engine::begin_forward() {
+  auto& s = *state_;
+  s.require_alive("forward");
+  s.backward->forget_running();
+  s.set_phase(Phase::forward, {});
+  s.store->check_storages();
+  s.hooks.refresh(s.backward);
+  s.forward_start = Clock::now();
+}
+
+void Engine::end_forward() {
+  auto& s = *state_;
+  s.forward_ms += ms_since(s.forward_start);
+  s.set_phase(Phase::idle, "after forward");
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss, bool scale_wrt_gas) {
+  auto& s = *state_;
+  s.require_alive("scale");
+  require(loss.defined() && loss.numel() == 1, "[engine.scale] the loss must be a scalar, got ",
+          loss.defined() ? cat("shape ", loss.sizes()) : std::string("nothing"), "; reduce it first (mean or sum)");
+  require(loss.requires_grad(), "[engine.scale] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
+  s.hooks.refresh(s.backward);
+  double factor = s.scaler ? s.scaler->scale() : 1.0;
+  // A 16-bit loss times the loss scale would overflow by itself.
+  at::Tensor scaled = s.scaler && loss.scalar_type() == c10::kHalf ? loss.to(c10::kFloat) : loss;
+  if (scale_wrt_gas) factor /= static_cast<double>(s.accumulation_steps);
+  scaled = scaled.mul(factor);
+  scaled.register_hook([weak = std::weak_ptr(s.backward)](const at::Tensor&) {
+    if (const auto backward = weak.lock()) backward->mark_scaled();
+  });
+  return scaled;
+}
+
+at::Tensor Engine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
+  auto& s = *state_;
+  s.require_alive("backward");
+  require(loss.defined() && loss.numel() == 1, "[engine.backward] the loss must be a scalar, got ",
+          loss.defined() ? cat("shape ", loss.sizes()) : std::string("nothing"), "; reduce it first (mean or sum)");
+  require(loss.requires_grad(), "[engine.backward] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
+  s.hooks.refresh(s.backward);
+  const bool divide = scale_wrt_gas && s.accumulation_steps > 1;
+  const auto divided = divide ? loss.div(static_cast<double>(s.accumulation_steps)) : loss;
+  auto scaled = divided;
+  if (s.scaler) scaled = (divided.scalar_type() == c10::kHalf ? divided.to(c10::kFloat) : divided).mul(s.scaler->scale());
+  if (loss.device().is_cpu() && !std::isfinite(loss.item<double>())) s.loss_was_bad = true;
+  const Backward::Scope scope(*s.backward);
+  torch::autograd::backward({scaled}, {}, retain_graph);
+  return divided.detach();
+}
+
+void Engine::step() { state_->step(); }
+
+void Engine::zero_grad() {
+  auto& s = *state_;
+  s.require_alive("zero_grad");
+  // Right after an update there is nothing to drop on any rank; see [Note: epochs] in reducer.h.
+  if (s.micro_steps_since_boundary == 0 && !s.pipeline->any_present()) return;
+  s.pipeline->discard();
+  s.loss_was_bad = false;
+}
+
+bool Engine::State::is_boundary() const {
+  return boundary_override.value_or((counters.micro_steps + 1) % accumulation_steps == 0);
+}
+
+bool Engine::is_gradient_accumulation_boundary() const { return state_->is_boundary(); }
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> value) { state_->boundary_override = value; }
+
+void Engine::set_accumulation_steps(std::int64_t steps) {
+  require(steps >= 1, "[engine.set_accumulation_steps] got ", steps, "; at least 1 is needed");
+  state_->accumulation_steps = steps;
+  state_->refresh_factor();
+}
+
+void Engine::set_no_sync(bool on) {
+  require(!(on && state_->no_sync), "[engine.no_sync] is already on; it can't be nested");
+  state_->no_sync = on;
+}
+
+std::optional<double> Engine::last_grad_norm() const { return state_->grad_norm; }
+bool Engine::was_step_applied() const { return state_->step_applied; }
+bool Engine::overflow() const { return state_->overflowed; }
+double Engine::loss_scale() const { return state_->scaler ? state_->scaler->scale() : 1.0; }
+std::int64_t Engine::micro_steps() const { return state_->counters.micro_steps; }
+std::int64_t Engine::global_steps() const { return state_->counters.global_steps; }
+std::int64_t Engine::global_samples() const { return state_->counters.global_samples; }
+std::int64_t Engine::skipped_steps() const { return state_->counters.skipped_steps; }
+std::int64_t Engine::applied_updates() const { return state_->counters.applied_updates; }
+const Config& Engine::config() const { return state_->config; }
+Communicator& Engine::comm() const { return *state_->comm; }
+ParameterStore& Engine::store() const { return *state_->store; }
+std::shared_ptr<ParameterStore> Engine::shared_store() const { return state_->store; }
+Optimizer* Engine::optimizer() const { return state_->optimizer.get(); }
+std::vector<GroupOptions>& Engine::groups() { return state_->groups; }
+LrSchedule* Engine::schedule() const { return state_->schedule.get(); }
+
+void Engine::destroy() {
+  auto& s = *state_;
+  if (s.destroyed) return;
+  s.hooks.detach();
+  s.store->release_all();
+  s.destroyed = true;
+  s.backward.reset();
+  s.pipeline.reset();                              // the reducer first: its thread uses the gradients
+  s.gradients.reset();
+  s.masters.reset();
+  s.optimizer.reset();
+  s.options = {};
+  s.model = {};
+}
+
+}  // namespace unshard

@@ -1,0 +1,100 @@
+#pragma once
+// What an engine holds. Its work is split by subject: construct.cc, engine.cc (the training protocol), step.cc (the update), access.cc
+// (whole tensors and pieces), offload.cc (inference, moving states, accounts), save_load.cc.
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agreement.h"
+#include "backward.h"
+#include "bucket_plan.h"
+#include "gradient_hooks.h"
+#include "gradient_pipeline.h"
+#include "gradients.h"
+#include "masters.h"
+#include "model.h"
+#include "unshard/comm/communicator.h"
+#include "unshard/comm/host_group.h"
+#include "unshard/engine/engine.h"
+#include "unshard/optim/loss_scaler.h"
+#include "unshard/optim/lr_schedule.h"
+#include "unshard/zero/parameter_store.h"
+
+namespace unshard {
+
+struct Counters {
+  std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0, applied_updates = 0;
+};
+
+struct Engine::State {
+  // construct.cc
+  State(const NamedParameters& parameters, const Config& config, std::shared_ptr<Communicator> comm, EngineOptions options);
+  void set_up_groups();
+  void set_up_gradients();
+  void set_up_optimizer();
+  void apply_schedule();
+  std::vector<GroupOptions> initial_groups;    ///< before any schedule: base rates
+
+  // step.cc
+  bool is_boundary() const;
+  void step();
+  void update();
+  double gradient_scale() const;               ///< from the accumulated sum to the mean, unscaled gradient
+  AgreedFacts drain_and_agree();
+  GradientFacts own_facts();
+  bool checks_overflow() const;
+  void warn_overflow(const AgreedFacts& facts);
+  std::vector<UpdateItem> update_items(const std::vector<std::uint8_t>& present);
+  void publish(const std::vector<std::uint8_t>& updated);
+  void refresh_masters(const std::vector<int>& changed);
+  void check_source();
+  void forget_gradients();
+
+  // access.cc
+  at::Tensor domain(int id);                   ///< compute dtype, what this rank updates: whole at stage 0, else its piece
+  at::Tensor piece(int id);                    ///< compute dtype
+  at::Tensor gather_pieces(const at::Tensor& piece, const ModelParameter& parameter, const char* what);
+  at::Tensor shaped(const at::Tensor& flat, const ModelParameter& parameter) const;
+  at::Tensor flattened(const at::Tensor& value, const ModelParameter& parameter, const char* where) const;
+  at::Tensor state_domain(int id, const std::string& name);
+  at::Tensor own_part(const at::Tensor& domain, const ModelParameter& parameter) const;
+  void write_domain(const at::Tensor& domain, const at::Tensor& flat, const ModelParameter& parameter);
+  void drain_for_access();
+
+  // Small helpers.
+  bool keeps_whole() const { return config.zero.stage == 0; }
+  void set_phase(Phase phase, std::string_view detail);
+  void require_alive(const char* call) const;
+  void refresh_factor();                       ///< the factor for losses that don't go through the engine
+
+  Config config;
+  std::shared_ptr<Communicator> comm;
+  EngineOptions options;
+  std::shared_ptr<ParameterStore> store;
+  Model model;
+  std::unique_ptr<Masters> masters;
+  BucketPlan plan;
+  std::unique_ptr<Gradients> gradients;
+  std::unique_ptr<GradientPipeline> pipeline;
+  std::shared_ptr<Backward> backward;
+  GradientHooks hooks;
+  std::shared_ptr<Optimizer> optimizer;
+  std::vector<GroupOptions> groups;
+  std::unique_ptr<LrSchedule> schedule;
+  std::optional<LossScaler> scaler;
+
+  Counters counters;
+  std::int64_t accumulation_steps = 1;
+  std::int64_t micro_steps_since_boundary = 0;
+  std::optional<bool> boundary_override;
+  bool no_sync = false, destroyed = false, offloaded = false, inference = false;
+  bool step_applied = false, overflowed = false, loss_was_bad = false;
+  std::optional<double> grad_norm;
+  StepTimes times;
+  double forward_ms = 0;
+  std::chrono::steady_clock::time_point forward_start;
+};
+
+}  // namespace unshard
