@@ -22,3 +22,13 @@ foreach(package unshard deepspeed)
     endif()
   endforeach()
 endforeach()
+
+# `pip install .` puts module and library side by side in the package. A wheel holds no links, so the library has one name there; torch's
+# own libraries are in memory before either is loaded, and are found beside the package otherwise.
+set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+if(SKBUILD)
+  set_property(TARGET unshard PROPERTY VERSION)
+  set_target_properties(unshard PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+endif()
+install(TARGETS _core LIBRARY DESTINATION unshard COMPONENT python)
+install(TARGETS unshard LIBRARY DESTINATION unshard COMPONENT python NAMELINK_SKIP)
