@@ -1,13 +1,7 @@
 // Collectives against their definitions, on both transports, for every dtype that is moved or reduced.
 #include "unshard/comm/communicator.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
