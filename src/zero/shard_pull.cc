@@ -12,7 +12,6 @@
 
 namespace unshard {
 namespace {
-constexpr std::size_t kReceiveBytes = 8 << 20;  // per turn, so that all peers advance
 constexpr std::size_t kMaxRefusal = 1 << 16;
 }  // namespace
 
@@ -99,22 +98,19 @@ std::size_t ShardPull::receive_header() {
 
 std::size_t ShardPull::receive_pieces() {
   std::size_t total = 0;
-  while (state_ == State::pieces && total < kReceiveBytes) {
-    if (part_ == parts_.size()) {
-      state_ = State::done;
-      break;
-    }
+  while (part_ < parts_.size() && total < turn_bytes_) {
     const auto& part = parts_[part_];
-    const std::size_t got = offset_ == part.size() ? 0 : receive(part.data() + offset_, std::min(part.size() - offset_, kReceiveBytes));
+    const std::size_t got = offset_ == part.size() ? 0 : receive(part.data() + offset_, std::min(part.size() - offset_, turn_bytes_));
     total += got;
     offset_ += got;
-    if (offset_ < part.size()) {
-      if (got == 0) break;  // the socket is empty for now
-      continue;
+    if (offset_ == part.size()) {
+      offset_ = 0;
+      ++part_;
+    } else if (got == 0) {
+      break;  // the socket is empty for now
     }
-    offset_ = 0;
-    ++part_;
   }
+  if (part_ == parts_.size()) state_ = State::done;
   return total;
 }
 

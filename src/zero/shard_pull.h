@@ -15,7 +15,8 @@ class ShardPull {
   /// States: sending the request -> header of the reply -> pieces (or the text of the peer's refusal) -> done.
   enum class State { sending, header, pieces, refusal, done };
 
-  ShardPull(int rank, int socket) : rank_(rank), socket_(socket) {}
+  /// \param turn_bytes  what one advance() takes at most, about, so that all peers of a fetch advance.
+  ShardPull(int rank, int socket, std::size_t turn_bytes = 8 << 20) : rank_(rank), socket_(socket), turn_bytes_(turn_bytes) {}
   /// Before the first advance(): `piece` of parameter `id` is to arrive at `destination`.
   void want(int id, std::span<std::byte> destination) { ids_.push_back(id), parts_.push_back(destination); }
   /// Of all pieces together.
@@ -42,6 +43,7 @@ class ShardPull {
   [[noreturn]] void broken(int error_number) const;
 
   const int rank_, socket_;
+  const std::size_t turn_bytes_;
   State state_ = State::sending;
   std::vector<int> ids_;
   std::vector<std::span<std::byte>> parts_;
