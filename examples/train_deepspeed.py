@@ -1,52 +1,56 @@
-"""A DeepSpeed training script as anyone has it, run as it is by Unshard's drop-in module `deepspeed`.
+"""A DeepSpeed training loop as its users write it, run unchanged by Unshard's drop-in module `deepspeed`.
 
-    deepspeed --num_gpus=2 examples/train_deepspeed.py --deepspeed_config examples/configs/2-zero2.json
+    deepspeed --num_gpus=2 examples/train_deepspeed.py
 """
 import argparse
+import pathlib
 
 import deepspeed
 import torch
 
+CONFIG = pathlib.Path(__file__).parent / "configs" / "zero2.json"
 
-class Regression(torch.utils.data.Dataset):
-    """y = Wx for a fixed W."""
 
-    def __init__(self, rows=512, width=64):
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(rows, width, generator=generator)
-        self.y = self.x @ torch.randn(width, 8, generator=generator) / width**0.5
+class MyLargeModel(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
 
-    def __len__(self):
-        return len(self.x)
 
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
+def batches(rank, size, steps):
+    """y = Wx for a fixed W; every rank has data of its own."""
+    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) / 8
+    generator = torch.Generator().manual_seed(1 + rank)
+    for _ in range(steps):
+        data = torch.randn(size, 64, generator=generator)
+        yield data, data @ weight
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--local_rank", type=int, default=-1)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=100)
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args()
-
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    engine, optimizer, loader, _ = deepspeed.initialize(args=args, model=model, optimizer=optimizer, model_parameters=model.parameters(),
-                                                        training_data=Regression())
+    model = MyLargeModel()
     criterion = torch.nn.MSELoss()
-    dtype = next(model.parameters()).dtype
-    for epoch in range(args.epochs):
-        total = 0.0
-        for data, target in loader:
-            outputs = engine(data.to(engine.device, dtype))
-            loss = criterion(outputs.float(), target.to(engine.device))
-            engine.backward(loss)
-            engine.step()
-            total += loss.item()
-        if engine.global_rank == 0:
-            print(f"epoch {epoch}: loss {total / len(loader):.4f}", flush=True)
+
+    engine, optimizer, _, _ = deepspeed.initialize(
+        args=args,
+        model=model,
+        model_parameters=model.parameters(),
+        config=str(CONFIG)
+    )
+    dataloader = batches(engine.global_rank, engine.train_micro_batch_size_per_gpu(), args.steps)
+    for step, (data, target) in enumerate(dataloader):
+        data = data.to(engine.device)
+        target = target.to(engine.device)
+        outputs = engine(data)
+        loss = criterion(outputs, target)
+        engine.backward(loss)
+        engine.step()
+        if engine.global_rank == 0 and step % 10 == 0:
+            print(f"step {step}: loss {loss.item():.4f}, lr {optimizer.param_groups[0]['lr']:.2e}", flush=True)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Progress:
 
     def record(self, stage):
         """What every rank held and how long its steps took; the first steps are warm-up."""
-        mine = {"states_mb": {kind: size / 2**20 for kind, size in self.engine.memory().items()}, "process_mb": self.mb,
+        mine = {"states_mb": {kind: size / 2**20 for kind, size in self.engine.memory_report().items()}, "process_mb": self.mb,
                 "step_ms": sorted(self.step_s[2:] or self.step_s)[len(self.step_s[2:] or self.step_s) // 2] * 1e3}
         ranks = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
