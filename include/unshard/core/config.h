@@ -13,7 +13,7 @@
 namespace unshard {
 
 /// Where a resolved value came from; printed by `unshard config show` and in errors.
-enum class Origin { default_value, file, argument, derived, model };
+enum class Origin { default_value, file, argument, derived, model, environment, code };
 
 enum class OffloadDevice { none, cpu, nvme };
 
