@@ -17,6 +17,7 @@
 #include <random>
 #include <thread>
 
+#include "unshard/comm/communicator.h"
 #include "unshard/core/error.h"
 #include "zero/shard_server.h"
 #include "zero/shard_service_internal.h"
@@ -143,6 +144,23 @@ TEST_P(Worlds, ThreadsFetchDifferentParametersAtOnceWithoutAgreement) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4));
+
+TEST(ShardService, StartsOverACommunicatorAndOutlivesIt) {
+  const Model model{{5000, 3}, 2};
+  auto comms = in_process_communicators(2, {.share_memory = false});
+  run_ranks(2, [&](int rank, ThreadExchange& exchange) {
+    const auto pieces = model.pieces(rank);
+    auto service = ShardService::start(*comms[rank], [&](int id) { return std::span(pieces[id]); });
+    exchange.wait();
+    comms[rank].reset();
+    for (int id = 0; id < 2; ++id) {
+      Whole whole(model, id, rank);
+      service->fetch({whole.request});
+      whole.expect_complete(model);
+    }
+    exchange.wait();
+  });
+}
 
 TEST(ShardService, ARankThatOnlyServesTakesNoPart) {
   const Model model{{5000}, 2};
