@@ -40,7 +40,6 @@ class Engine(torch.nn.Module):
         self.collate_fn = None
         self.loaded_checkpoint_tag = None
         self.is_compiled = False
-        self._backward_running = self._loss_was_scaled = False
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
         self._index_parameters()
@@ -76,45 +75,23 @@ class Engine(torch.nn.Module):
         self._core.begin_forward()
         try:
             with self._autocast():
-                outputs = self.module(*inputs, **keywords)
+                return self.module(*inputs, **keywords)
         finally:
             self._core.end_forward()
-        if torch.is_grad_enabled():
-            self._watch(outputs)
-        return outputs
 
     def _autocast(self):
         if not self._config.autocast.enabled:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._config.autocast.dtype)
 
-    def _watch(self, outputs):
-        """`loss.backward()` of a value made from outputs means the same as engine.backward(loss): scaled, divided by accumulation steps."""
-        if self._settings["gas"] == 1 and not self._config.fp16.enabled:
-            return
-        self._loss_was_scaled = False
-        engine = weakref.ref(self)
-
-        def scale(grad):
-            self = engine()
-            if self is None or self._backward_running or self._loss_was_scaled:
-                return grad
-            return grad * (self._core.loss_scale() / self._settings["gas"])
-        for tensor in _tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(scale)
-
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, **ignored):
-        """Gradients of a scalar loss, added to those since the last update. Returns the loss divided by the accumulation steps."""
-        self._backward_running = True
-        try:
-            return self._core.backward(loss, retain_graph, scale_wrt_gas)
-        finally:
-            self._backward_running = False
+        """Gradients of a scalar loss, added to those since the last update. Returns the loss divided by the accumulation steps.
+
+        `loss.backward()` does the same (the engine scales the gradients that then arrive)."""
+        return self._core.backward(loss, retain_graph, scale_wrt_gas)
 
     def scale(self, loss, scale_wrt_gas=True):
         """The loss as backward() would take it, for callers of `engine.scale(loss).backward()`."""
-        self._loss_was_scaled = True
         return self._core.scale(loss, scale_wrt_gas)
 
     def step(self, lr_kwargs=None):
@@ -124,7 +101,6 @@ class Engine(torch.nn.Module):
             self._push_groups()
             self.optimizer.run_hooks("pre")
         self._core.step()
-        self._loss_was_scaled = False
         if not boundary:
             return
         if self._core.was_step_applied():
@@ -514,17 +490,6 @@ def _read_python_state(path):
     except Exception as error:
         raise CheckpointError(f"[load_checkpoint] {path}: {str(error).splitlines()[0]} (client_state may hold numbers, text, lists, dicts "
                               "and tensors; admit other classes with torch.serialization.add_safe_globals)") from error
-
-
-def _tensors_in(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
 
 
 def _cast_floats(value, dtype):

@@ -72,12 +72,9 @@ class Init(contextlib.ContextDecorator):
 
     def _configure(self, config):
         """Reads what counts of the configuration; False when it partitions nothing."""
-        self._config = None
-        self._threshold = 0
+        self._kept = 0                                    # elements of the parameters that stay whole
         if config is None:
-            self._config = _core.Config.from_json('{"zero_optimization": {"stage": 3}}')
-            self._threshold = self._config.zero.param_persistence_threshold
-            return True
+            config = {"zero_optimization": {"stage": 3}}
         config = choose(config=config)
         if not isinstance(config, dict):
             with open(config) as file:
@@ -152,8 +149,10 @@ class Init(contextlib.ContextDecorator):
             self._store.broadcast(value, 0)               # so that random values are one rank's, not a patchwork
             if value.data_ptr() != parameter.data_ptr():
                 parameter.data.copy_(value)
-        partitioned = parameter.numel() >= self._threshold and parameter.numel() > 0
-        owners.record(parameter, self._store, self._store.add(parameter.detach(), name, partitioned))
+        kept = parameter.numel() <= self._threshold and self._kept + parameter.numel() <= self._config.zero.model_persistence_threshold
+        if kept:
+            self._kept += parameter.numel()
+        owners.record(parameter, self._store, self._store.add(parameter, name, not kept))
 
 
 class GatheredParameters:
