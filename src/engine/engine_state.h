@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,6 @@ struct Engine::State {
   void publish(const std::vector<std::uint8_t>& updated);
   void refresh_masters(const std::vector<int>& changed);
   void check_source();
-  void forget_gradients();
 
   // access.cc
   at::Tensor domain(int id);                   ///< compute dtype, what this rank updates: whole at stage 0, else its piece
@@ -62,6 +62,10 @@ struct Engine::State {
   at::Tensor own_part(const at::Tensor& domain, const ModelParameter& parameter) const;
   void write_domain(const at::Tensor& domain, const at::Tensor& flat, const ModelParameter& parameter);
   void drain_for_access();
+
+  // offload.cc
+  void move_states(c10::Device device);
+  void reload();
 
   // Small helpers.
   bool keeps_whole() const { return config.zero.stage == 0; }
@@ -89,7 +93,8 @@ struct Engine::State {
   std::int64_t accumulation_steps = 1;
   std::int64_t micro_steps_since_boundary = 0;
   std::optional<bool> boundary_override;
-  bool no_sync = false, destroyed = false, offloaded = false, inference = false;
+  bool no_sync = false, destroyed = false, inference = false;
+  std::set<std::string> moved;                 ///< kinds of state that rest in host memory between phases
   bool step_applied = false, overflowed = false, loss_was_bad = false;
   std::optional<double> grad_norm;
   StepTimes times;

@@ -39,6 +39,8 @@ class GradientPipeline {
   /// By parameter: contributed on this rank since the last clear() or discard().
   const std::vector<std::uint8_t>& present() const { return present_; }
   bool any_present() const { return any_present_; }
+  /// A gradient was written by hand.
+  void mark_present(int parameter) { present_[parameter] = any_present_ = true; }
   Reducer& reducer() { return *reducer_; }
 
  private:

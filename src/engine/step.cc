@@ -48,6 +48,7 @@ void Engine::State::update() {
   const at::NoGradGuard no_grad;
   comm->set_step(counters.global_steps);
   backward->forget_running();
+  reload();                                      // states that were offloaded between phases
   check_source();
   hooks.refresh(backward);
   hooks.collect(*backward);

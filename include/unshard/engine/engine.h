@@ -112,7 +112,7 @@ class Engine {
   void set_full_fp32_param(int id, const at::Tensor& value);
   void set_full_grad(int id, const at::Tensor& value);
   void set_full_state(int id, const std::string& name, const at::Tensor& value);
-  // This rank's flat pieces (local; what the "local" access functions show).
+  // This rank's flat pieces (what the "local" access functions show). Local, but for local_grad, which needs all ranks' gradients: collective.
   at::Tensor local_fp32_param(int id);
   at::Tensor local_grad(int id);
   at::Tensor local_state(int id, const std::string& name);
