@@ -102,8 +102,7 @@ class Progress {
   Clock::time_point since_ = Clock::now();
 };
 
-void train(const Arguments& arguments, const std::shared_ptr<unshard::Communicator>& comm) {
-  const auto config = unshard::Config::from_file(arguments.config, {.world_size = comm->world_size(), .source = arguments.config});
+void train(const Arguments& arguments, const unshard::Config& config, const std::shared_ptr<unshard::Communicator>& comm) {
   Windows windows(read_text(arguments.text.empty() ? default_text_path() : arguments.text), arguments.context,
                   static_cast<std::uint64_t>(arguments.seed * 1000 + comm->rank()));
 
@@ -157,9 +156,9 @@ int main(int count, char** values) {
       std::fputs(example::Arguments::usage(), stdout);
       return 0;
     }
-    const auto comm = unshard::init_process_group();
+    const auto [config, comm] = unshard::launch(arguments.config);
     rank = comm->rank();
-    example::train(arguments, comm);
+    example::train(arguments, config, comm);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: rank %d: %s\n", rank, error.what());
