@@ -96,7 +96,7 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     auto& parameter = parameters_[index];
     auto& tensor = parameter.tensor;
-    at::Tensor original;                         // flat, before the cast
+    at::Tensor original;                         // flat
     int id = store.find(tensor);
     const bool held = id >= 0 && store.parameter(id).unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl();
     if (tensor.grad().defined() && parameter.is_trained()) tensor.mutable_grad().reset();
@@ -123,7 +123,9 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
     if (parameter.active && parameter.dtype != c10::kFloat) {
       masters.reserve({{id, parameter.layout}});
       if (original.defined()) {
-        masters.set_whole(id, flat::is_supported(original.scalar_type()) ? original : original.to(c10::kFloat));
+        // From the values in the compute dtype: the same start whether or not the model was built partitioned (then only these exist),
+        // and the weights are at every moment the cast of their masters.
+        masters.set_whole(id, original.to(parameter.dtype));
       } else {
         flat::copy(masters.piece(id), store.own_slice(id));
       }

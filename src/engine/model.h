@@ -38,7 +38,7 @@ class Model {
                       const ParameterStore* store);
   /// Lines that must be alike on all ranks.
   std::vector<std::string> describe() const;
-  /// Collective: rank 0's values win, values are cast to the compute dtype, masters are taken from the values before the cast, the store
+  /// Collective: rank 0's values win, values are cast to the compute dtype, masters start from the cast values, the store
   /// gets everything it doesn't have. Frees each original before the next one is touched.
   void take_over(ParameterStore& store, Masters& masters, const ZeroConfig& zero);
 
