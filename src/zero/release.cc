@@ -67,6 +67,7 @@ void StoreState::release_all(bool communicate) {
     wholes.emplace_back(entry.get(), std::move(whole));
   }
   if (!missing.empty()) load_whole(missing, to);
+  if (service && communicate) comm->barrier("release_all: peers have fetched");   // shards and serving thread must outlive their fetches
   released = true;
   for (auto& [entry, whole] : wholes) {
     const bool readable = whole.get() != nullptr;
@@ -80,7 +81,6 @@ void StoreState::release_all(bool communicate) {
     entry->home_owner.clear();
   }
   publish_buffer = publish_input = at::Tensor();
-  if (service && communicate) comm->barrier("release_all: peers have fetched");   // the serving thread must outlive their fetches
   stop_prefetch();
   service.reset();
 }
