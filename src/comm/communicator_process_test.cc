@@ -1,0 +1,199 @@
+// Communicators of real processes started from environment variables; peers that die or stall inside a collective.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <thread>
+
+#include "comm/testing.h"
+#include "comm/unique_fd.h"
+#include "unshard/comm/communicator.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+namespace {
+
+using testing::fork_ranks;
+using testing::unshared;
+using namespace std::chrono_literals;
+
+/// A port of loopback that was free a moment ago; `held` keeps it taken.
+int bind_port(comm::UniqueFd& held) {
+  held = comm::UniqueFd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_any;
+  socklen_t length = sizeof(address);
+  if (::bind(held.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("bind failed");
+  if (::listen(held.get(), 1) != 0) throw std::runtime_error("listen failed");
+  ::getsockname(held.get(), reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.sin6_port);
+}
+
+int free_port() {
+  comm::UniqueFd held;
+  return bind_port(held);
+}
+
+void set_env(int rank, int size, int port) {
+  ::setenv("RANK", std::to_string(rank).c_str(), 1);
+  ::setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+}
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool contains_all(const std::string& text, const std::vector<std::string>& parts) {
+  bool all = true;
+  for (const auto& part : parts) {
+    if (text.find(part) != std::string::npos) continue;
+    std::cerr << "missing '" << part << "' in: " << text << std::endl;
+    all = false;
+  }
+  return all;
+}
+
+class Processes : public ::testing::TestWithParam<bool> {
+ protected:
+  CommOptions options() const { return GetParam() ? CommOptions{} : unshared(); }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, Processes, ::testing::Bool(), [](const auto& info) { return info.param ? "shared" : "gloo"; });
+
+TEST_P(Processes, InitProcessGroupFromTheEnvironment) {
+  const int port = free_port();
+  const auto exits = fork_ranks(3, 60, [&](int rank) {
+    set_env(rank, 3, port);
+    const auto comm = init_process_group(options());
+    if (comm->rank() != rank || comm->world_size() != 3 || (comm->host() != nullptr) != GetParam()) return 1;
+    at::Tensor sum = at::full({1000}, rank + 1, at::kFloat);
+    comm->all_reduce(sum);
+    if (!at::equal(sum, at::full({1000}, 6, at::kFloat))) return 2;
+    const auto service = comm->new_process_group("service");
+    if (!service) return 3;
+    comm->barrier("end");
+    return 0;
+  });
+  for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
+}
+
+TEST_P(Processes, ADeadPeerEndsACollectiveAndIsNamed) {
+  const int port = free_port();
+  const auto exits = fork_ranks(3, 60, [&](int rank) {
+    set_env(rank, 3, port);
+    const auto comm = init_process_group(options());
+    comm->set_step(5);
+    at::Tensor tensor = at::zeros({4 << 20}, at::kFloat);
+    comm->all_reduce(tensor);
+    if (rank == 2) {
+      std::this_thread::sleep_for(50ms);
+      ::raise(SIGKILL);
+    }
+    const auto started = std::chrono::steady_clock::now();
+    const auto error = error_of([&] { comm->all_reduce(tensor, ReduceOp::sum, "bucket 3: blocks.1.up.weight"); });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    if (!contains_all(error, {"rank 2", "gone", "all_reduce 'bucket 3: blocks.1.up.weight'", "this is rank " + std::to_string(rank)})) return 1;
+    if (seconds > 1.05) return 2;
+    std::this_thread::sleep_for(1s);   // so that the other survivor sees rank 2's end and not this rank's
+    return contains_all(error_of([&] { comm->barrier("again"); }), {"can't be used any more", "rank 2"}) ? 0 : 3;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+  EXPECT_EQ(exits[1].code, 0);
+  EXPECT_EQ(exits[2].signal, SIGKILL);
+}
+
+TEST_P(Processes, AStalledPeerEndsInATimeOut) {
+  const int port = free_port();
+  const auto exits = fork_ranks(2, 60, [&](int rank) {
+    set_env(rank, 2, port);
+    CommOptions patience = options();
+    patience.timeout = std::chrono::duration<double>(2);
+    const auto comm = init_process_group(patience);
+    comm->barrier("begin");
+    if (rank == 1) {
+      std::this_thread::sleep_for(3500ms);
+      return 0;
+    }
+    at::Tensor tensor = at::zeros({100}, at::kFloat);
+    return contains_all(error_of([&] { comm->all_reduce(tensor, ReduceOp::sum, "norm"); }), {"all_reduce 'norm'", "this is rank 0"}) ? 0 : 1;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+}
+
+TEST_P(Processes, RanksInDifferentCallsAreBothNamedAtOnce) {
+  const int port = free_port();
+  const auto exits = fork_ranks(2, 60, [&](int rank) {
+    set_env(rank, 2, port);
+    const auto comm = init_process_group(options());
+    comm->check_all_in("step()");
+    const auto started = std::chrono::steady_clock::now();
+    const auto error = error_of([&] { comm->check_all_in(rank == 0 ? "save(tag=a)" : "load(tag=a)"); });
+    if (std::chrono::steady_clock::now() - started > 1s) return 1;
+    std::this_thread::sleep_for(300ms);   // rank 0 serves the store
+    return contains_all(error, {"rank 0 is in save(tag=a)", "rank 1 is in load(tag=a)"}) ? 0 : 2;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+  EXPECT_EQ(exits[1].code, 0);
+}
+
+TEST(ProcessErrors, APeerThatMissesACallIsSeenWhereItIs) {
+  const int port = free_port();
+  const auto exits = fork_ranks(2, 60, [&](int rank) {
+    set_env(rank, 2, port);
+    CommOptions options;
+    options.collective_check = std::chrono::duration<double>(0.3);
+    const auto comm = init_process_group(options);
+    comm->host()->set_phase(Phase::backward, 3, "blocks.1.up.weight");
+    comm->barrier("both in backward");
+    if (rank == 1) {
+      std::this_thread::sleep_for(800ms);
+      return 0;
+    }
+    return contains_all(error_of([&] { comm->check_all_in("save(tag=a)"); }),
+                        {"0.3 s", "rank 0 is in save(tag=a)", "rank 1 is in backward of step 3 at 'blocks.1.up.weight'"})
+               ? 0
+               : 1;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+}
+
+TEST(ProcessErrors, ATakenPortIsOneLine) {
+  comm::UniqueFd held;
+  const int port = bind_port(held);
+  const auto exits = fork_ranks(1, 60, [&](int) {
+    set_env(0, 2, port);
+    const auto error = error_of([] { init_process_group(); });
+    return contains_all(error, {"MASTER_PORT", std::to_string(port)}) && error.find('\n') == std::string::npos ? 0 : 1;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+}
+
+TEST(ProcessErrors, AMissingRankIsNamed) {
+  const int port = free_port();
+  const auto exits = fork_ranks(1, 60, [&](int) {
+    set_env(0, 2, port);
+    CommOptions options;
+    options.timeout = std::chrono::duration<double>(0.5);
+    return contains_all(error_of([&] { init_process_group(options); }), {"rank 1 of 2", "0.5 s", "WORLD_SIZE"}) ? 0 : 1;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+}
+
+}  // namespace
+}  // namespace unshard
