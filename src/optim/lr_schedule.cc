@@ -1,6 +1,7 @@
 #include "unshard/optim/lr_schedule.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "optim/params_reader.h"
@@ -202,6 +203,17 @@ class RangeTestSchedule : public CountedSchedule {
   bool staircase_ = false;
 };
 
+/// The known name that equals `type` but for case, or "".
+std::string canonical_name(const std::string& type) {
+  const auto same = [](char a, char b) {
+    return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+  };
+  for (const auto& name : kKnown) {
+    if (std::equal(name.begin(), name.end(), type.begin(), type.end(), same)) return name;
+  }
+  return {};
+}
+
 std::unique_ptr<LrSchedule> make(const std::string& type, ParamsReader& reader, int groups) {
   if (type == "WarmupLR") return std::make_unique<WarmupSchedule>(type, reader, groups, false);
   if (type == "WarmupDecayLR") return std::make_unique<WarmupSchedule>(type, reader, groups, true);
@@ -212,10 +224,11 @@ std::unique_ptr<LrSchedule> make(const std::string& type, ParamsReader& reader, 
 
 }  // namespace
 
-bool is_known_lr_schedule(const std::string& type) { return std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end(); }
+bool is_known_lr_schedule(const std::string& type) { return !canonical_name(type).empty(); }
 
 std::unique_ptr<LrSchedule> make_lr_schedule(const std::string& type, const std::string& params_json, double base_lr, int groups) {
-  if (!is_known_lr_schedule(type)) {
+  const std::string name = canonical_name(type);
+  if (name.empty()) {
     const std::string near = nearest_name(type, kKnown);
     throw ConfigError(cat("scheduler.type \"", type, "\" is not built in", near.empty() ? "" : "; did you mean \"" + near + "\"?",
                           " Built in: WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest; any other can be passed as a client "
@@ -223,8 +236,8 @@ std::unique_ptr<LrSchedule> make_lr_schedule(const std::string& type, const std:
   }
   require(groups >= 1, "[optim.make_lr_schedule] ", groups, " parameter groups; wanted at least 1");
   require(std::isfinite(base_lr), "[optim.make_lr_schedule] base_lr ", base_lr, " is not finite");
-  ParamsReader reader("scheduler.params of " + type, params_json);
-  auto schedule = make(type, reader, groups);
+  ParamsReader reader("scheduler.params of " + name, params_json);
+  auto schedule = make(name, reader, groups);
   reader.finish();
   return schedule;
 }

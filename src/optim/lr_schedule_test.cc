@@ -122,6 +122,7 @@ TEST(LrSchedule, ErrorsNameTheKeyTheValueAndTheWayOut) {
   EXPECT_THAT(error_of("OneCycle", R"({"cycle_min_lr": 1})"), HasSubstr("\"cycle_max_lr\" is missing"));
   EXPECT_FALSE(is_known_lr_schedule("StepLR"));
   EXPECT_TRUE(is_known_lr_schedule("OneCycle"));
+  EXPECT_EQ(make_lr_schedule("warmuplr", "{}", 1e-3, 1)->type(), "WarmupLR");  // names are known in any case, like the optimizers'
 }
 
 }  // namespace
