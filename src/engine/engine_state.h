@@ -25,6 +25,8 @@
 
 namespace unshard {
 
+class TensorFile;
+
 struct Counters {
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0, applied_updates = 0;
 };
@@ -66,6 +68,14 @@ struct Engine::State {
   // offload.cc
   void move_states(c10::Device device);
   void reload();
+
+  // save_load.cc
+  std::string manifest(const std::string& client_state) const;
+  void write_rank_file(const std::string& path);
+  void agree_checkpoint(const std::string& error, const char* where);
+  void check_saved(const TensorFile& file, const std::string& manifest_text, bool load_optimizer) const;
+  void restore(const TensorFile& file, const std::string& manifest_text, bool load_optimizer);
+  void fill_domain(const at::Tensor& domain, const at::Tensor& piece, const ModelParameter& parameter);
 
   // Small helpers.
   bool keeps_whole() const { return config.zero.stage == 0; }

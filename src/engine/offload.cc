@@ -70,7 +70,8 @@ MemoryReport Engine::memory() const {
   if (s.destroyed) return report;
   const auto at_rest = s.store->bytes();
   const bool grads_moved = s.moved.contains("lp_grads") || s.moved.contains("contiguous_grad_buffer");
-  report.parameters = s.moved.contains("lp_params") ? 0 : at_rest.parameters;
+  // Parameters rest where the store has them; on a CPU machine that is host memory anyway.
+  report.parameters = s.moved.contains("lp_params") && s.model.device().is_cpu() ? 0 : at_rest.parameters;
   report.padding = at_rest.padding;
   report.gradients = grads_moved ? 0 : s.gradients->bytes();
   if (!s.moved.contains("hp_params")) report.optimizer += s.masters->bytes();
