@@ -1,0 +1,212 @@
+// Random programs of posts on ranks that diverge, over both transports, with rings of any size: the sums, the bits, and no deadlock.
+#include "reducer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "comm/testing.h"
+#include "flat.h"
+#include "gradients.h"
+#include "unshard/core/error.h"
+
+namespace unshard::testing {
+namespace {
+
+constexpr int kBuckets = 6, kPiece = 3;
+
+BucketPlan some_plan(int world) {
+  std::vector<PlannedParameter> parameters;
+  for (int id = 0; id < kBuckets; ++id) parameters.push_back({id, "p" + std::to_string(id), {kPiece * world, world}, c10::ScalarType::Float, true});
+  return plan_buckets(parameters, world, kPiece * world);
+}
+
+struct Program {
+  int world = 2, epochs = 3;
+  unsigned seed = 1;
+  bool share_memory = true, overlap = true, discards = false;
+  std::int64_t ring_bytes = 1;         ///< the least: two slots
+  int delay_us = 0;
+};
+
+// What rank r posts in an epoch: a random sequence of buckets, any number of times each; the same for the same seed.
+std::vector<int> posts_of(const Program& program, int rank, int epoch) {
+  std::mt19937 random(program.seed * 1000003 + static_cast<unsigned>(rank) * 101 + static_cast<unsigned>(epoch));
+  std::vector<int> posts(random() % 25);
+  for (auto& bucket : posts) bucket = static_cast<int>(random() % kBuckets);
+  return posts;
+}
+
+float value_of(int rank, int epoch, int post) { return 0.1f * static_cast<float>(rank + 1) + 0.013f * static_cast<float>(post) + static_cast<float>(epoch); }
+
+// accumulator[bucket][rank] after each epoch.
+using Sums = std::vector<std::vector<std::vector<float>>>;
+
+Sums run(const Program& program) {
+  Sums sums(program.epochs, std::vector<std::vector<float>>(program.world, std::vector<float>(kBuckets, 0)));
+  CommOptions options;
+  options.share_memory = program.share_memory;
+  options.timeout = std::chrono::seconds(30);
+  const auto plan = some_plan(program.world);
+  run_ranks(program.world, options, [&](int rank, Communicator& comm) {
+    Gradients gradients(plan, rank, false, c10::ScalarType::Float, c10::kCPU);
+    ReducerOptions reducing;
+    reducing.ring_bytes = program.ring_bytes;
+    reducing.overlap = program.overlap;
+    std::mt19937 random(program.seed + static_cast<unsigned>(rank));
+    if (program.delay_us > 0) {
+      reducing.before_reduce = [&](int bucket) { std::this_thread::sleep_for(std::chrono::microseconds(program.delay_us * (bucket % 3))); };
+    }
+    const std::shared_ptr<Communicator> shared(&comm, [](Communicator*) {});
+    auto reducer = make_reducer(plan, shared, c10::kCPU, [&](int bucket, const std::vector<at::Tensor>& slices) { gradients.add(bucket, slices); }, reducing);
+    for (int epoch = 0; epoch < program.epochs; ++epoch) {
+      const auto post_all = [&](int salt) {
+        if (comm.host()) comm.host()->set_phase(Phase::backward, epoch, "test");
+        const auto posts = posts_of(program, rank, epoch + salt);
+        for (std::size_t i = 0; i < posts.size(); ++i) {
+          auto memory = reducer->begin(posts[i]);
+          memory.fill_(value_of(rank, epoch, static_cast<int>(i)));
+          if (program.delay_us > 0 && random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(program.delay_us));
+          reducer->post(posts[i]);
+          reducer->poll();
+        }
+        if (comm.host()) {
+          comm.host()->set_phase(Phase::idle, epoch, "test");
+          comm.host()->notify();
+        }
+      };
+      if (program.discards && epoch % 2 == 0) {
+        post_all(1000);
+        reducer->discard();
+        gradients.reset();
+      }
+      post_all(0);
+      reducer->drain();
+      for (int b = 0; b < kBuckets; ++b) {
+        // Buckets are in reverse order of the parameters.
+        if (gradients.has(kBuckets - 1 - b)) sums[epoch][rank][b] = gradients.piece(kBuckets - 1 - b).data_ptr<float>()[0];
+      }
+      comm.barrier("end of epoch");
+      gradients.reset();
+    }
+  });
+  return sums;
+}
+
+// Round by round, in each the ranks in order, in fp32.
+Sums expected(const Program& program) {
+  Sums sums(program.epochs, std::vector<std::vector<float>>(program.world, std::vector<float>(kBuckets, 0)));
+  for (int epoch = 0; epoch < program.epochs; ++epoch) {
+    for (int b = 0; b < kBuckets; ++b) {
+      std::vector<std::vector<float>> rounds(program.world);
+      std::size_t most = 0;
+      for (int r = 0; r < program.world; ++r) {
+        const auto posts = posts_of(program, r, epoch);
+        for (std::size_t i = 0; i < posts.size(); ++i) {
+          if (posts[i] == b) rounds[r].push_back(value_of(r, epoch, static_cast<int>(i)));
+        }
+        most = std::max(most, rounds[r].size());
+      }
+      float sum = 0;
+      for (std::size_t k = 0; k < most; ++k) {
+        for (int r = 0; r < program.world; ++r) {
+          if (k < rounds[r].size()) sum += rounds[r][k];
+        }
+      }
+      for (int r = 0; r < program.world; ++r) sums[epoch][r][b] = sum;
+    }
+  }
+  return sums;
+}
+
+TEST(Reducer, DivergentRanksAddTheSameBitsOnEveryTransport) {
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    Program program;
+    program.seed = seed;
+    program.world = 2 + static_cast<int>(seed % 3);
+    const auto want = expected(program);
+    for (const bool overlap : {true, false}) {
+      program.overlap = overlap;
+      SCOPED_TRACE(cat("seed ", seed, ", overlap ", overlap));
+      program.share_memory = true;
+      EXPECT_EQ(run(program), want);
+      if (seed > 4) continue;
+      program.share_memory = false;
+      EXPECT_EQ(run(program), want);
+    }
+  }
+}
+
+TEST(Reducer, AFullRingNeverDeadlocks) {
+  for (unsigned seed = 20; seed < 60; ++seed) {
+    Program program;
+    program.seed = seed;
+    program.world = 2 + static_cast<int>(seed % 3);
+    program.epochs = 6;
+    program.delay_us = seed % 2 ? 200 : 0;
+    SCOPED_TRACE(cat("seed ", seed));
+    EXPECT_EQ(run(program), expected(program));
+  }
+}
+
+TEST(Reducer, DelaysChangeNoBit) {
+  for (const bool share_memory : {true, false}) {
+    Program program;
+    program.world = 3;
+    program.seed = 77;
+    program.share_memory = share_memory;
+    const auto want = run(program);
+    program.delay_us = 3000;
+    EXPECT_EQ(run(program), want);
+  }
+}
+
+TEST(Reducer, DiscardDropsWhatWasPostedBefore) {
+  for (unsigned seed = 90; seed < 96; ++seed) {
+    for (const bool share_memory : {true, false}) {
+      Program program;
+      program.seed = seed;
+      program.world = 2 + static_cast<int>(seed % 2);
+      program.share_memory = share_memory;
+      program.discards = true;
+      program.epochs = 4;
+      SCOPED_TRACE(cat("seed ", seed, ", shared ", share_memory));
+      EXPECT_EQ(run(program), expected(program));
+    }
+  }
+}
+
+TEST(Reducer, DifferentNumbersOfDiscardsAreAnErrorThatNamesTheRank) {
+  for (const bool share_memory : {true, false}) {
+    CommOptions options;
+    options.share_memory = share_memory;
+    const auto plan = some_plan(2);
+    std::mutex mutex;
+    std::vector<std::string> errors;
+    EXPECT_THROW(run_ranks(2, options,
+                           [&](int rank, Communicator& comm) {
+                             const std::shared_ptr<Communicator> shared(&comm, [](Communicator*) {});
+                             auto reducer = make_reducer(plan, shared, c10::kCPU, [](int, const std::vector<at::Tensor>&) {}, {});
+                             if (rank == 0) reducer->discard();
+                             reducer->begin(0).fill_(1);
+                             reducer->post(0);
+                             try {
+                               reducer->drain();
+                             } catch (const CommError& error) {
+                               const std::lock_guard lock(mutex);
+                               errors.push_back(error.what());
+                               throw;
+                             }
+                           }),
+                 std::runtime_error);
+    ASSERT_GE(errors.size(), 1u);
+    EXPECT_NE(errors[0].find("rank 1 called zero_grad() fewer times"), std::string::npos) << errors[0];
+  }
+}
+
+}  // namespace
+}  // namespace unshard::testing
