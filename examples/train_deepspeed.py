@@ -28,7 +28,7 @@ def batches(rank, size, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--local_rank", type=int, default=-1)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=300)
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def main():
         loss = criterion(outputs, target)
         engine.backward(loss)
         engine.step()
-        if engine.global_rank == 0 and step % 10 == 0:
+        if engine.global_rank == 0 and step % 30 == 0:
             print(f"step {step}: loss {loss.item():.4f}, lr {optimizer.param_groups[0]['lr']:.2e}", flush=True)
 
 

@@ -372,7 +372,7 @@ def test_hostfile(here):
                       ("w slots=0\n", "no slots"), ("# nothing\n", "names no host")):
         path.write_text(text)
         with pytest.raises(LaunchError, match=why):
-            plan_of("--hostfile", str(path), "train.py")
+            plan_of("--hostfile", str(path), "--num_nodes=2", "train.py")
 
 
 def test_several_hosts_are_refused_in_one_line(here):

@@ -45,9 +45,9 @@ class Plan:
 
 def make_plan(options, device_count):
     """`device_count`: a function that says how many GPUs there are; asked only when needed."""
-    refuse_what_is_not_built(options)
     notes = []
-    pool = find_pool(options, notes)
+    pool = find_pool(options, notes)             # first: a mistake in the file is told before what can't be done with it
+    refuse_what_is_not_built(options)
     slots = choose_slots(options, pool, device_count)
     command, script_at = rank_command(options)
     has_devices = pool is None and bool(device_count())
