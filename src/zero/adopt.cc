@@ -15,7 +15,7 @@
 namespace unshard::zero {
 namespace {
 
-constexpr std::size_t kAlignment = 64;   // a cache line; vector kernels never straddle two parameters
+constexpr std::size_t kAlignment = 64;  // a cache line; vector kernels never straddle two parameters
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
@@ -28,15 +28,17 @@ std::string shape_text(c10::IntArrayRef sizes) {
 
 void require_addable(const at::Tensor& parameter, const std::string& name) {
   require(parameter.defined(), "[zero.add] parameter '", name, "' is an undefined tensor");
-  require(parameter.layout() == c10::kStrided, "[zero.add] parameter '", name, "' is sparse; only dense parameters can be trained here: leave it ",
-          "out, or make it dense with to_dense()");
-  require(!parameter.is_meta(), "[zero.add] parameter '", name, "' is on the meta device and has no bytes; materialise it first (to_empty and an ",
+  require(parameter.layout() == c10::kStrided, "[zero.add] parameter '", name,
+          "' is sparse; only dense parameters can be trained here: leave it ", "out, or make it dense with to_dense()");
+  require(!parameter.is_meta(), "[zero.add] parameter '", name,
+          "' is on the meta device and has no bytes; materialise it first (to_empty and an ",
           "initialisation), or build the model inside zero.Init");
   require(parameter.has_storage() && !parameter.key_set().has(c10::DispatchKey::Python), "[zero.add] parameter '", name,
           "' is a tensor subclass without a storage of its own (a DTensor?); add its local tensor instead");
-  require(parameter.is_non_overlapping_and_dense(), "[zero.add] parameter '", name, "' (shape ", shape_text(parameter.sizes()), ", strides ",
-          shape_text(parameter.strides()), ") overlaps itself or has holes; replace it with its contiguous() copy");
-  require(!parameter.is_conj() && !parameter.is_neg(), "[zero.add] parameter '", name, "' is a lazy conjugate or negative; resolve it first");
+  require(parameter.is_non_overlapping_and_dense(), "[zero.add] parameter '", name, "' (shape ", shape_text(parameter.sizes()),
+          ", strides ", shape_text(parameter.strides()), ") overlaps itself or has holes; replace it with its contiguous() copy");
+  require(!parameter.is_conj() && !parameter.is_neg(), "[zero.add] parameter '", name,
+          "' is a lazy conjugate or negative; resolve it first");
 }
 
 // The storage is emptied: whoever else uses it without the key finds the message.
@@ -62,8 +64,8 @@ void give_storage(Entry& entry, const at::Tensor& tensor) {
 }
 
 c10::intrusive_ptr<c10::StorageImpl> empty_storage(std::size_t bytes, c10::Device device) {
-  return c10::make_storage_impl(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), c10::DataPtr(nullptr, device),
-                                c10::GetAllocator(device.type()), /*resizable=*/true, device);
+  return c10::make_storage_impl(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)),
+                                c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()), /*resizable=*/true, device);
 }
 
 // A dense copy of the tensor's value in the entry's order of elements.
@@ -74,7 +76,7 @@ at::Tensor copy_in_order(const Entry& entry, const at::Tensor& tensor) {
     return at::empty_strided(entry.info.sizes, entry.strides, c10::TensorOptions().dtype(entry.info.dtype).device(tensor.device()));
   }();
   if (target_of(*storage_of(tensor))) {
-    value.copy_(tensor.detach());   // through touch: a view of a partitioned parameter
+    value.copy_(tensor.detach());  // through touch: a view of a partitioned parameter
   } else {
     const Unobserved quiet;
     value.copy_(tensor);
@@ -85,11 +87,12 @@ at::Tensor copy_in_order(const Entry& entry, const at::Tensor& tensor) {
 void require_same_kind(const Entry& entry, const at::Tensor& tensor) {
   const auto& info = entry.info;
   const auto device = entry.storage ? entry.storage->device() : tensor.device();
-  require(tensor.scalar_type() == info.dtype && tensor.sizes() == info.sizes && tensor.layout() == c10::kStrided && tensor.device() == device,
-          "[zero.check_storages] parameter '", info.name, "' was given other data: it was ", dtype_name(info.dtype), " ", shape_text(info.sizes),
-          " on ", device.str(), " when it was added and is ", dtype_name(tensor.scalar_type()), " ",
-          tensor.layout() == c10::kStrided ? shape_text(tensor.sizes()) : std::string("sparse"), " on ", tensor.device().str(),
-          " now; change dtype, shape or device before the engine is made");
+  require(
+      tensor.scalar_type() == info.dtype && tensor.sizes() == info.sizes && tensor.layout() == c10::kStrided && tensor.device() == device,
+      "[zero.check_storages] parameter '", info.name, "' was given other data: it was ", dtype_name(info.dtype), " ",
+      shape_text(info.sizes), " on ", device.str(), " when it was added and is ", dtype_name(tensor.scalar_type()), " ",
+      tensor.layout() == c10::kStrided ? shape_text(tensor.sizes()) : std::string("sparse"), " on ", tensor.device().str(),
+      " now; change dtype, shape or device before the engine is made");
 }
 
 // `w.data = x`, set_(), .to(memory_format=...): the new value counts as written here.
@@ -121,7 +124,7 @@ void check_whole(Entry& entry) {
   if (storage == entry.known_storage && entry.parameter.strides() == entry.strides) return;
   require_same_kind(entry, entry.parameter);
   if (entry.parameter.strides() != entry.strides) {
-    const auto value = copy_in_order(entry, entry.parameter);   // optimizer state is kept in the first order
+    const auto value = copy_in_order(entry, entry.parameter);  // optimizer state is kept in the first order
     auto* impl = entry.parameter.unsafeGetTensorImpl();
     impl->set_storage_keep_dtype(value.storage());
     impl->set_sizes_and_strides(entry.info.sizes, entry.strides, 0);
@@ -137,7 +140,8 @@ void check_whole(Entry& entry) {
 
 std::string StoreState::unreadable_message(const Entry& entry) const {
   return cat("parameter '", entry.info.name, "' is partitioned (ZeRO-3): operators can use it, but its bytes can't be reached below them ",
-             "(data_ptr, numpy, pickling, torch.save, or an alias made before it was partitioned). Read a copy from clone(), or hold it whole with ",
+             "(data_ptr, numpy, pickling, torch.save, or an alias made before it was partitioned). Read a copy from clone(), or hold it "
+             "whole with ",
              "GatheredParameters / unshard.whole(...) (C++: unshard::Whole)");
 }
 
@@ -153,9 +157,10 @@ int find_tied(StoreState& state, const at::Tensor& parameter, const std::string&
                          parameter.scalar_type() == known->info.dtype && parameter.strides() == known->strides &&
                          parameter.sizes() == known->info.sizes;
   if (parameter.unsafeGetTensorImpl() == known->parameter.unsafeGetTensorImpl()) return known->info.id;
-  if (!same_view && !known->info.partitioned) return -1;   // slices of one storage, all kept whole
+  if (!same_view && !known->info.partitioned) return -1;  // slices of one storage, all kept whole
   require(same_view, "[zero.add] parameter '", name, "' shares memory with '", known->info.name, "' but shows it in another shape (",
-          shape_text(parameter.sizes()), " of ", shape_text(known->info.sizes), "); make it a view of that parameter in forward, or give it its own copy");
+          shape_text(parameter.sizes()), " of ", shape_text(known->info.sizes),
+          "); make it a view of that parameter in forward, or give it its own copy");
   for (const auto& tensor : known->tied) {
     if (tensor.unsafeGetTensorImpl() == parameter.unsafeGetTensorImpl()) return known->info.id;
   }
@@ -184,13 +189,14 @@ void partition(StoreState& state, Entry& entry) {
   const at::Tensor& parameter = entry.parameter;
   auto* held = storage_of(parameter);
   const auto device = held->device();
-  auto* source = static_cast<std::byte*>(held->mutable_data()) + static_cast<std::size_t>(parameter.storage_offset()) * entry.element_bytes();
+  auto* source =
+      static_cast<std::byte*>(held->mutable_data()) + static_cast<std::size_t>(parameter.storage_offset()) * entry.element_bytes();
   const bool alone = parameter.storage_offset() == 0 && held->nbytes() == entry.whole_bytes();
   // Slices of one storage (flattened weights): this one gets a storage of its own, the others keep theirs.
   entry.storage = alone ? c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(held) : empty_storage(entry.whole_bytes(), device);
   if (state.world > 1) {
-    require(device.is_cpu(), "[zero.add] parameter '", entry.info.name, "' is on ", device.str(), ": partitioned parameters of several ranks rest in ",
-            "host memory for now; use ZeRO stage 0 to 2 on this device, or one rank");
+    require(device.is_cpu(), "[zero.add] parameter '", entry.info.name, "' is on ", device.str(),
+            ": partitioned parameters of several ranks rest in ", "host memory for now; use ZeRO stage 0 to 2 on this device, or one rank");
     settle_in(state, entry, source);
   } else if (alone) {
     entry.home_owner = held->set_data_ptr(c10::DataPtr(nullptr, device));
@@ -217,7 +223,8 @@ int StoreState::add(const at::Tensor& parameter, const std::string& name, bool p
   entry.store = this;
   entry.parameter = parameter;
   entry.strides = parameter.strides().vec();
-  entry.info = {static_cast<int>(entries.size()), name, parameter.sizes().vec(), parameter.scalar_type(), {parameter.numel(), world}, false};
+  entry.info = {static_cast<int>(entries.size()), name, parameter.sizes().vec(), parameter.scalar_type(),
+                {parameter.numel(), world},       false};
   entry.info.partitioned = partitioned && parameter.numel() > 0;
   if (entry.info.partitioned) partition(*this, entry);
   entry.known_storage = entry.info.partitioned ? entry.storage.get() : storage_of(parameter);

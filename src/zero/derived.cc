@@ -36,7 +36,7 @@ class DerivedCast final : public TouchTarget {
     std::unique_lock lock(mutex_);
     filled_.wait(lock, [this] { return !filling_; });
     if (!value_ && !detached_) fill(lock);
-    if (access != Access::read && !detached_) detach_locked();   // the user changes it: now it is a value of its own
+    if (access != Access::read && !detached_) detach_locked();  // the user changes it: now it is a value of its own
     if (pins_++ == 0 && !detached_) make_readable(*storage_);
     return {};
   }
@@ -70,14 +70,14 @@ class DerivedCast final : public TouchTarget {
 
   void point_at(void* data) {
     auto old = storage_->set_data_ptr(pointer(data));
-    old.release_context();   // it is this object, which lives on in the new pointer
+    old.release_context();  // it is this object, which lives on in the new pointer
   }
 
   void fill(std::unique_lock<std::mutex>& lock) {
     if (source_.parameter._version() != version_) {
-      throw std::runtime_error(cat("one of the variables needed for gradient computation has been modified by an inplace operation: parameter '",
-                                   source_.info.name, "' was updated after autocast cast it (version ", source_.parameter._version(), ", expected ",
-                                   version_, ")"));
+      throw std::runtime_error(cat(
+          "one of the variables needed for gradient computation has been modified by an inplace operation: parameter '", source_.info.name,
+          "' was updated after autocast cast it (version ", source_.parameter._version(), ", expected ", version_, ")"));
     }
     filling_ = true;
     lock.unlock();
@@ -136,7 +136,7 @@ class DerivedCast final : public TouchTarget {
 
   std::mutex mutex_;
   std::condition_variable filled_;
-  std::shared_ptr<void> value_;   // what holds the bytes while they are here
+  std::shared_ptr<void> value_;  // what holds the bytes while they are here
   bool filling_ = false, detached_ = false;
   int pins_ = 0;
 };
@@ -161,12 +161,23 @@ std::size_t DerivedSet::size() const {
   return casts_.size();
 }
 
+namespace {
+
+// Inside an autocast kernel autocast's own key is excluded, though its region goes on. A cast by the user (a snapshot that must outlive
+// updates) in a region where autocast is on does not look so.
+bool made_by_autocast(const at::Tensor& result) {
+  const auto device = result.device().type();
+  if (!at::autocast::is_autocast_available(device)) return false;
+  at::autocast::increment_nesting();
+  const bool in_region = at::autocast::decrement_nesting() > 0;
+  return in_region && !at::autocast::is_autocast_enabled(device) && result.scalar_type() == at::autocast::get_autocast_dtype(device);
+}
+
+}  // namespace
+
 void derive_cast(Entry& source, const at::Tensor& result, const std::shared_ptr<DerivedSet>& set) {
   const auto device = result.device().type();
-  if (!at::autocast::is_autocast_enabled(device) ||
-      !c10::impl::tls_is_dispatch_key_excluded(at::autocast::get_autocast_dispatch_key_from_device_type(device))) {
-    return;   // the user's own cast is a snapshot, and must outlive updates
-  }
+  if (!result.requires_grad() || !made_by_autocast(result)) return;
   if (!result.has_storage() || result.scalar_type() == source.info.dtype || device != source.storage->device_type()) return;
   if (result.key_set().has(c10::DispatchKey::Python) || source.parameter.is_inference() || result.is_inference()) return;
   const auto& storage = result.storage();
@@ -174,7 +185,7 @@ void derive_cast(Entry& source, const at::Tensor& result, const std::shared_ptr<
       storage.nbytes() != static_cast<std::size_t>(result.numel()) * result.element_size()) {
     return;
   }
-  new DerivedCast(source, result, set);   // owned by the storage
+  new DerivedCast(source, result, set);  // owned by the storage
   add_touch_keys(result);
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 std::byte* whole_data(const Entry& entry) {
   auto* storage = entry.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<std::byte*>(storage->mutable_data()) + static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
+  return static_cast<std::byte*>(storage->mutable_data()) +
+         static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
 }
 
 void broadcast_bytes(StoreState& state, const Entry& entry, std::byte* data, c10::Device device, int root) {
@@ -37,7 +38,7 @@ void drop_edit(StoreState& state, Entry& entry) {
     entry.editing = false;
     entry.changed = true;
     if (entry.info.partitioned && state.world > 1) {
-      entry.residence = Residence::gathered;   // no longer a value of this rank's own
+      entry.residence = Residence::gathered;  // no longer a value of this rank's own
       entry.stale = true;
     }
   }
@@ -47,13 +48,15 @@ void drop_edit(StoreState& state, Entry& entry) {
 }  // namespace
 
 void StoreState::begin_edit(const std::vector<int>& ids) {
-  for (const int id : ids) require(!at(id, "begin_edit").editing, "[zero.begin_edit] parameter '", entries[static_cast<std::size_t>(id)]->info.name, "' is being edited already");
+  for (const int id : ids) {
+    const Entry& entry = at(id, "begin_edit");
+    require(!entry.editing, "[zero.begin_edit] parameter '", entry.info.name, "' is being edited already");
+  }
   std::size_t done = 0;
-  const bool was_lockstep = lockstep.exchange(false);   // an edit settles at its end, not write by write
   try {
     for (; done < ids.size(); ++done) {
       Entry& entry = at(ids[done], "begin_edit");
-      if (entry.info.partitioned) pin(entry, Access::write);
+      if (entry.info.partitioned) pin(entry, Access::write, /*in_lockstep=*/false);  // an edit settles at its end
       entry.editing = true;
     }
   } catch (...) {
@@ -62,10 +65,8 @@ void StoreState::begin_edit(const std::vector<int>& ids) {
       entry.editing = false;
       if (entry.info.partitioned) unpin(entry, false);
     }
-    lockstep = was_lockstep;
     throw;
   }
-  lockstep = was_lockstep;
 }
 
 void StoreState::end_edit(const std::vector<int>& ids, int modifier) {
@@ -101,7 +102,7 @@ void StoreState::enter_inference() {
   if (service) {
     {
       const std::lock_guard lock(mutex);
-      inference = true;   // from here nothing is let go
+      inference = true;  // from here nothing is let go
     }
     std::vector<int> ids;
     for (const auto& entry : entries) {

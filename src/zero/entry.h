@@ -16,15 +16,15 @@ struct StoreState;
 
 /// Where the whole value of a partitioned parameter is, on this rank.
 enum class Residence : std::uint8_t {
-  at_rest,    ///< no private copy: served from memory that holds the whole value, else not readable; -> filling, gathered (prefetch), written
-  filling,    ///< a thread makes the private copy, without a lock; others wait; -> gathered, written, at_rest (it failed)
-  gathered,   ///< a private copy equal to the shards; -> at_rest (released), written
-  written,    ///< a private copy this rank wrote: serves its reads; -> at_rest (settled), gathered (settled while pinned)
+  at_rest,  ///< no private copy: served from memory that holds the whole value, else not readable; -> filling, gathered (prefetch), written
+  filling,  ///< a thread makes the private copy, without a lock; others wait; -> gathered, written, at_rest (it failed)
+  gathered,  ///< a private copy equal to the shards; -> at_rest (released), written
+  written,   ///< a private copy this rank wrote: serves its reads; -> at_rest (settled), gathered (settled while pinned)
 };
 
 // [Note: readable only while pinned] The storage of a partitioned parameter may hold a pointer all the time (to shared memory, or to a
-// cached copy), but data_ptr() throws unless an operator or a scope pins it. Raw pointers and aliases without the key would otherwise outlive
-// a release, or read and write a copy that nobody keeps.
+// cached copy), but data_ptr() throws unless an operator or a scope pins it. Raw pointers and aliases without the key would otherwise
+// outlive a release, or read and write a copy that nobody keeps.
 struct Entry final : TouchTarget {
   Pinned pin(Access access) override;
   void finish_lockstep_write() override;
@@ -32,7 +32,8 @@ struct Entry final : TouchTarget {
   bool lives_in_storage() const override { return false; }
   std::int64_t whole_numel() const override { return info.layout.numel; }
   bool is_exactly(const at::Tensor& tensor) const override {
-    return tensor.sizes() == info.sizes && tensor.strides() == strides && tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg();
+    return tensor.sizes() == info.sizes && tensor.strides() == strides && tensor.storage_offset() == 0 && !tensor.is_conj() &&
+           !tensor.is_neg();
   }
   void derive(const at::Tensor& result) override;
 
@@ -44,25 +45,25 @@ struct Entry final : TouchTarget {
 
   StoreState* store = nullptr;
   ParameterInfo info;
-  std::vector<std::int64_t> strides;       ///< the order of elements that layout and optimizer state are kept in
+  std::vector<std::int64_t> strides;  ///< the order of elements that layout and optimizer state are kept in
   at::Tensor parameter;
-  std::vector<at::Tensor> tied;            ///< other tensors of the user on the same storage
+  std::vector<at::Tensor> tied;  ///< other tensors of the user on the same storage
   /// The storage the entry owns; held here, never reached through the parameter, which may be given another one (set_, .data =).
   c10::intrusive_ptr<c10::StorageImpl> storage;
   bool original_resizable = false;
-  c10::StorageImpl* known_storage = nullptr;   ///< parameters kept whole: to see that it was replaced
+  c10::StorageImpl* known_storage = nullptr;  ///< parameters kept whole: to see that it was replaced
 
-  std::byte* home = nullptr;               ///< the whole value at rest, where this rank can see it; else nullptr
-  std::byte* shard = nullptr;              ///< this rank's piece at rest
-  at::DataPtr home_owner;                  ///< of `home` or `shard`, unless a segment owns it
+  std::byte* home = nullptr;   ///< the whole value at rest, where this rank can see it; else nullptr
+  std::byte* shard = nullptr;  ///< this rank's piece at rest
+  at::DataPtr home_owner;      ///< of `home` or `shard`, unless a segment owns it
 
   // Guarded by the store's mutex.
   Residence residence = Residence::at_rest;
-  at::DataPtr copy;                        ///< the private copy, padded
+  at::DataPtr copy;  ///< the private copy, padded
   int pins = 0;
-  bool stale = false;                      ///< release the copy at the last unpin: the value at rest has moved on
-  bool changed = false;                    ///< the user changed the value here since the last agreed point
-  bool editing = false;                    ///< between begin_edit and end_edit
+  bool stale = false;    ///< release the copy at the last unpin: the value at rest has moved on
+  bool changed = false;  ///< the user changed the value here since the last agreed point
+  bool editing = false;  ///< between begin_edit and end_edit
 
   /// Ranks may not have stored their pieces yet (since add, or in lockstep): a read asks the write counters first.
   std::atomic<bool> unfenced{false};

@@ -34,9 +34,10 @@ TEST(Key, UnreadableStorageThrowsItsMessageOnEveryRawAccess) {
   set_unreadable_message(storage, "parameter 'blocks.0.weight' rests");
   for (int round = 0; round < 2; ++round) {
     EXPECT_FALSE(is_readable(storage));
-    for (const auto& access : {std::function<void()>([&] { (void)t.data_ptr(); }), std::function<void()>([&] { (void)t.const_data_ptr(); }),
-                               std::function<void()>([&] { (void)t.mutable_data_ptr(); }),
-                               std::function<void()>([&] { (void)storage.data(); }), std::function<void()>([&] { storage.mutable_data(); })}) {
+    for (const auto& access :
+         {std::function<void()>([&] { (void)t.data_ptr(); }), std::function<void()>([&] { (void)t.const_data_ptr(); }),
+          std::function<void()>([&] { (void)t.mutable_data_ptr(); }), std::function<void()>([&] { (void)storage.data(); }),
+          std::function<void()>([&] { storage.mutable_data(); })}) {
       try {
         access();
         ADD_FAILURE() << "raw access passed";

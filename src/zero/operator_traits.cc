@@ -16,14 +16,60 @@ using Names = std::unordered_set<std::string_view>;
 
 // They read shapes, dtypes or flags only.
 const Names& no_read_names() {
-  static const Names names{
-      "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty", "new_empty_strided",
-      "new_full", "new_ones", "new_zeros", "_new_zeros_with_same_feature_meta", "_has_compatible_shallow_copy_type", "is_same_size",
-      "result_type", "can_cast", "is_set_to", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference",
-      "is_distributed", "is_leaf", "is_contiguous", "sym_is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format",
-      "_is_zerotensor", "is_coalesced", "output_nr", "_version", "retains_grad", "size", "stride", "storage_offset", "numel", "dim",
-      "element_size", "sparse_dim", "dense_dim", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_size_if_not_equal",
-      "_shape_as_tensor", "_debug_has_internal_overlap", "cudnn_is_acceptable", "_assert_tensor_metadata", "_backward", "qscheme"};
+  static const Names names{"empty_like",
+                           "zeros_like",
+                           "ones_like",
+                           "full_like",
+                           "rand_like",
+                           "randn_like",
+                           "randint_like",
+                           "new_empty",
+                           "new_empty_strided",
+                           "new_full",
+                           "new_ones",
+                           "new_zeros",
+                           "_new_zeros_with_same_feature_meta",
+                           "_has_compatible_shallow_copy_type",
+                           "is_same_size",
+                           "result_type",
+                           "can_cast",
+                           "is_set_to",
+                           "is_floating_point",
+                           "is_complex",
+                           "is_signed",
+                           "is_conj",
+                           "is_neg",
+                           "is_inference",
+                           "is_distributed",
+                           "is_leaf",
+                           "is_contiguous",
+                           "sym_is_contiguous",
+                           "is_non_overlapping_and_dense",
+                           "is_strides_like_format",
+                           "_is_zerotensor",
+                           "is_coalesced",
+                           "output_nr",
+                           "_version",
+                           "retains_grad",
+                           "size",
+                           "stride",
+                           "storage_offset",
+                           "numel",
+                           "dim",
+                           "element_size",
+                           "sparse_dim",
+                           "dense_dim",
+                           "sym_size",
+                           "sym_stride",
+                           "sym_numel",
+                           "sym_storage_offset",
+                           "_size_if_not_equal",
+                           "_shape_as_tensor",
+                           "_debug_has_internal_overlap",
+                           "cudnn_is_acceptable",
+                           "_assert_tensor_metadata",
+                           "_backward",
+                           "qscheme"};
   return names;
 }
 
@@ -35,14 +81,20 @@ const Names& silent_view_names() {
 
 // They write a tensor's metadata, not its data.
 const Names& metadata_write_names() {
-  static const Names names{"as_strided_", "detach_", "requires_grad_", "retain_grad", "set_data", "set_", "t_", "transpose_",
-                           "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "rename_", "record_stream"};
+  static const Names names{"as_strided_", "detach_",   "requires_grad_", "retain_grad", "set_data", "t_",           "transpose_",
+                           "swapaxes_",   "swapdims_", "squeeze_",       "unsqueeze_",  "rename_",  "record_stream"};
+  return names;
+}
+
+// Composites that only call other operators: what those receive is touched there, once instead of twice.
+const Names& composing_names() {
+  static const Names names{"linear", "matmul", "layer_norm"};
   return names;
 }
 
 const Names& overwrite_names() {
-  static const Names names{"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_",
-                           "geometric_", "_foreach_zero_", "_foreach_copy_"};
+  static const Names names{"zero_",        "fill_",       "copy_",   "normal_",    "uniform_",       "random_",
+                           "exponential_", "log_normal_", "cauchy_", "geometric_", "_foreach_zero_", "_foreach_copy_"};
   return names;
 }
 
@@ -62,8 +114,9 @@ OperatorTraits classify(const c10::OperatorHandle& op) {
   const bool is_view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite() && traits.writes == 0;
   if (!is_view) traits.views = 0;
   if (!aten) return traits;
-  traits.pass_through =
-      is_view || no_read_names().contains(name) || silent_view_names().contains(name) || metadata_write_names().contains(name);
+  traits.pass_through = is_view || no_read_names().contains(name) || silent_view_names().contains(name) ||
+                        metadata_write_names().contains(name) || composing_names().contains(name);
+  if (name == "set_") traits.writes = 0;  // looks at the old storage, then leaves it
   traits.overwrites = overwrite_names().contains(name);
   traits.casts = name == "_to_copy";
   return traits;
@@ -95,7 +148,7 @@ class TraitsTable {
   }
 
  private:
-  static constexpr std::size_t kSlots = 1 << 15;   // torch has about 4,000 overloads
+  static constexpr std::size_t kSlots = 1 << 15;  // torch has about 4,000 overloads
 
   static std::size_t start(const void* key) {
     return static_cast<std::size_t>((reinterpret_cast<std::uintptr_t>(key) >> 4) * 0x9E3779B97F4A7C15ULL >> 40) % kSlots;
@@ -113,7 +166,7 @@ class TraitsTable {
       slot.key.store(key, std::memory_order_release);
       return *kept_.back();
     }
-    kept_.push_back(std::make_unique<OperatorTraits>(classify(op)));   // a full table costs speed, not truth
+    kept_.push_back(std::make_unique<OperatorTraits>(classify(op)));  // a full table costs speed, not truth
     return *kept_.back();
   }
 
@@ -123,11 +176,11 @@ class TraitsTable {
   };
   std::array<Slot, kSlots> slots_{};
   std::mutex mutex_;
-  std::vector<std::unique_ptr<OperatorTraits>> kept_;   // handlers may hold a reference at any time: never freed
+  std::vector<std::unique_ptr<OperatorTraits>> kept_;  // handlers may hold a reference at any time: never freed
 };
 
 TraitsTable& table() {
-  static auto* table = new TraitsTable;   // outlives every handler, also at exit
+  static auto* table = new TraitsTable;  // outlives every handler, also at exit
   return *table;
 }
 

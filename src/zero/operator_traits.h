@@ -9,7 +9,7 @@ class OperatorHandle;
 namespace unshard::zero {
 
 struct OperatorTraits {
-  /// Reads no data of any argument: views, metadata, shape-only factories. The handler passes it through.
+  /// Reads no data of any argument itself: views, metadata, shape-only factories. Passes through.
   bool pass_through = false;
   /// Ignores the old value of what it writes (fill_, copy_, normal_): bytes need not be brought in when a whole parameter is written.
   bool overwrites = false;

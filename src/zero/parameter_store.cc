@@ -13,9 +13,11 @@
 
 namespace unshard {
 namespace {
-constexpr std::size_t kAddressSpace = std::size_t{1} << 40;   // set aside for growth; only what is written takes memory
+constexpr std::size_t kAddressSpace = std::size_t{1} << 40;  // set aside for growth; only what is written takes memory
 
-TraceOptions trace_options(const StoreOptions& options) { return {options.prefetch_numel, options.max_live_numel, options.max_reuse_distance}; }
+TraceOptions trace_options(const StoreOptions& options) {
+  return {options.prefetch_numel, options.max_live_numel, options.max_reuse_distance};
+}
 
 bool ranks_share_memory(Communicator& comm) {
   auto* host = comm.host();
@@ -51,8 +53,7 @@ StoreState::StoreState(std::shared_ptr<Communicator> communicator, const StoreOp
 
 StoreState::~StoreState() {
   stop_prefetch();
-  added.notify_all();
-  service.reset();   // its thread reads the entries
+  service.reset();  // its thread reads the entries
 }
 
 Entry& StoreState::at(int id, const char* where) const {
@@ -119,13 +120,15 @@ ParameterStore::ParameterStore(std::shared_ptr<Communicator> comm, const StoreOp
 
 ParameterStore::~ParameterStore() {
   if (state_->generation != zero::process_generation()) {
-    (void)state_.release();   // a forked child: its threads and peers are the parent's
+    (void)state_.release();  // a forked child: its threads and peers are the parent's
     return;
   }
   state_->release_all(/*communicate=*/false);
 }
 
-int ParameterStore::add(const at::Tensor& parameter, const std::string& name, bool partitioned) { return state_->add(parameter, name, partitioned); }
+int ParameterStore::add(const at::Tensor& parameter, const std::string& name, bool partitioned) {
+  return state_->add(parameter, name, partitioned);
+}
 void ParameterStore::rename(int id, const std::string& name) { state_->rename(id, name); }
 
 void ParameterStore::set_options(const StoreOptions& options) {
@@ -214,8 +217,10 @@ Whole::Whole(const std::vector<at::Tensor>& tensors) {
     auto store = store_of(tensor, &id);
     if (!store) continue;
     const auto same = std::find_if(held_.begin(), held_.end(), [&](const auto& held) { return held.first == store; });
-    if (same == held_.end()) held_.emplace_back(std::move(store), std::vector<int>{id});
-    else same->second.push_back(id);
+    if (same == held_.end())
+      held_.emplace_back(std::move(store), std::vector<int>{id});
+    else
+      same->second.push_back(id);
   }
   std::size_t done = 0;
   try {

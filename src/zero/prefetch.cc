@@ -51,7 +51,7 @@ void StoreState::follow_trace(Entry& entry) {
   if (entry.info.id == last_touched || inference) return;
   last_touched = entry.info.id;
   const auto advice = trace.touch(entry.info.id, live, live_numel);
-  if (lockstep.load(std::memory_order_relaxed)) return;   // peers may be writing
+  if (lockstep.load(std::memory_order_relaxed)) return;  // peers may be writing
   bool wanted = false;
   for (const int id : advice.fetch) {
     Entry& ahead = *entries[static_cast<std::size_t>(id)];
@@ -76,6 +76,7 @@ void StoreState::stop_prefetch() {
     const std::lock_guard lock(mutex);
     stopping = true;
     fetch_wanted.notify_all();
+    added.notify_all();  // the serving thread may wait for a parameter that will not come
   }
   if (prefetch_thread.joinable()) prefetch_thread.join();
 }

@@ -23,7 +23,8 @@ struct Segment {
 
 std::byte* whole_data(const Entry& entry) {
   auto* storage = entry.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<std::byte*>(storage->mutable_data()) + static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
+  return static_cast<std::byte*>(storage->mutable_data()) +
+         static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
 }
 
 // Real elements of the segment on `rank` (the last pieces are short).

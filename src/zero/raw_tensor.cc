@@ -24,10 +24,12 @@ constexpr c10::DispatchKeySet observers() {
 
 at::Tensor tensor_over(void* data, std::int64_t numel, c10::ScalarType dtype, c10::Device device, std::shared_ptr<const void> owner) {
   const std::size_t bytes = static_cast<std::size_t>(numel) * c10::elementSize(dtype);
-  c10::DataPtr pointer(data, new std::shared_ptr<const void>(std::move(owner)),
-                       [](void* context) { delete static_cast<std::shared_ptr<const void>*>(context); }, device);
-  auto storage = c10::make_storage_impl(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(pointer),
-                                        /*allocator=*/nullptr, /*resizable=*/false, device);
+  c10::DataPtr pointer(
+      data, new std::shared_ptr<const void>(std::move(owner)),
+      [](void* context) { delete static_cast<std::shared_ptr<const void>*>(context); }, device);
+  auto storage =
+      c10::make_storage_impl(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(pointer),
+                             /*allocator=*/nullptr, /*resizable=*/false, device);
   return over_storage(c10::Storage(std::move(storage)), 0, numel, dtype);
 }
 

@@ -16,7 +16,7 @@ struct Registry {
   std::unordered_map<const c10::StorageImpl*, Entry*> entries;
 };
 Registry& registry() {
-  static auto* registry = new Registry;   // storages may die at exit, after static destructors
+  static auto* registry = new Registry;  // storages may die at exit, after static destructors
   return *registry;
 }
 
@@ -31,7 +31,8 @@ Entry* find_entry(const c10::StorageImpl* storage) {
   const auto found = table.entries.find(storage);
   if (found == table.entries.end()) return nullptr;
   // A parameter kept whole may have been given another storage; the address then means nothing.
-  if (!found->second->storage && found->second->parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != storage) return nullptr;
+  if (!found->second->storage && found->second->parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != storage)
+    return nullptr;
   return found->second;
 }
 

@@ -20,8 +20,9 @@ void give_back(Entry& entry, at::DataPtr whole, bool readable) {
   if (readable) {
     clear_unreadable_message(storage);
   } else {
-    set_unreadable_message(storage, cat("parameter '", entry.info.name, "': its engine was destroyed without a collective destroy(), and only a shard of ",
-                                        "it was on this rank"));
+    set_unreadable_message(
+        storage, cat("parameter '", entry.info.name, "': its engine was destroyed without a collective destroy(), and only a shard of ",
+                     "it was on this rank"));
   }
   storage.set_data_ptr_noswap(std::move(whole));
   storage.set_allocator(entry.original_allocator);
@@ -47,7 +48,8 @@ at::DataPtr take_whole(StoreState& state, Entry& entry) {
 void StoreState::release_all(bool communicate) {
   if (released) return;
   for (const auto& entry : entries) {
-    require(entry->pins == 0 || !communicate, "[zero.release_all] parameter '", entry->info.name, "' is in use by an operator or a scope on another thread");
+    require(entry->pins == 0 || !communicate, "[zero.release_all] parameter '", entry->info.name,
+            "' is in use by an operator or a scope on another thread");
   }
   const Unobserved quiet;
   drain_prefetch();
@@ -67,7 +69,7 @@ void StoreState::release_all(bool communicate) {
     wholes.emplace_back(entry.get(), std::move(whole));
   }
   if (!missing.empty()) load_whole(missing, to);
-  if (service && communicate) comm->barrier("release_all: peers have fetched");   // shards and serving thread must outlive their fetches
+  if (service && communicate) comm->barrier("release_all: peers have fetched");  // shards and serving thread must outlive their fetches
   released = true;
   for (auto& [entry, whole] : wholes) {
     const bool readable = whole.get() != nullptr;

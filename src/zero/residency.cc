@@ -57,8 +57,10 @@ void Entry::finish_lockstep_write() { store->finish_lockstep_write(*this); }
 void Entry::derive(const at::Tensor& result) { derive_cast(*this, result, store->derived); }
 
 void StoreState::check_process(const Entry& entry) const {
-  if (generation == process_generation()) [[likely]] return;
-  throw std::runtime_error(cat("[zero.touch] parameter '", entry.info.name, "' is partitioned and was touched in a forked process (a data loader's ",
+  if (generation == process_generation()) [[likely]]
+    return;
+  throw std::runtime_error(cat("[zero.touch] parameter '", entry.info.name,
+                               "' is partitioned and was touched in a forked process (a data loader's ",
                                "worker?), which takes no part in its group; copy what the worker needs with clone() before the fork"));
 }
 
@@ -167,10 +169,11 @@ bool begins_lockstep_write(StoreState& state, Entry& entry) {
 
 }  // namespace
 
-Pinned StoreState::pin(Entry& entry, Access access) {
+Pinned StoreState::pin(Entry& entry, Access access, bool in_lockstep) {
   check_process(entry);
   touches.fetch_add(1, std::memory_order_relaxed);
-  if (observed.load(std::memory_order_relaxed)) [[unlikely]] (*observer)(entry.info.id);
+  if (observed.load(std::memory_order_relaxed)) [[unlikely]]
+    (*observer)(entry.info.id);
   if (access == Access::read && !entry.unfenced.load(std::memory_order_acquire)) [[likely]] {
     const std::lock_guard lock(mutex);
     if (is_available(entry)) [[likely]] {
@@ -181,7 +184,7 @@ Pinned StoreState::pin(Entry& entry, Access access) {
   }
   const Unobserved quiet;
   Pinned pinned;
-  pinned.lockstep_write = access != Access::read && begins_lockstep_write(*this, entry);
+  pinned.lockstep_write = in_lockstep && access != Access::read && begins_lockstep_write(*this, entry);
   if (counters && access != Access::overwrite && entry.unfenced.load(std::memory_order_acquire)) {
     counters->wait_all_stored(entry.info.id, entry.info.name);
     entry.unfenced.store(false, std::memory_order_release);
@@ -189,8 +192,10 @@ Pinned StoreState::pin(Entry& entry, Access access) {
   pinned.fresh_copy = make_fit(*this, entry, access);
   if (!pinned.lockstep_write) return pinned;
   try {
-    if (counters) counters->start(entry.info.id);
-    else comm->barrier(cat("lockstep write of '", entry.info.name, "'"));
+    if (counters)
+      counters->start(entry.info.id);
+    else
+      comm->barrier(cat("lockstep write of '", entry.info.name, "'"));
   } catch (...) {
     unpin(entry, pinned.fresh_copy);
     throw;
@@ -217,7 +222,7 @@ void StoreState::finish_lockstep_write(Entry& entry) {
 
 void StoreState::unpin(Entry& entry, bool abandon) noexcept {
   const std::lock_guard lock(mutex);
-  if (--entry.pins > 0) return;
+  if (--entry.pins > 0 || released) return;
   --pinned_entries;
   make_unreadable(*entry.storage);
   if (entry.stale || (abandon && entry.residence == Residence::written)) return release_copy(entry);
@@ -232,6 +237,7 @@ void StoreState::pin_all(const std::vector<int>& ids) {
     for (const int id : ids) {
       Entry& entry = at(id, "pin");
       if (!entry.info.partitioned || entry.residence != Residence::at_rest || entry.unfenced.load()) continue;
+      if (!inference) release_until(*this, options.max_live_numel - entry.info.layout.numel);
       begin_fill(entry);
       fetched.push_back(&entry);
     }

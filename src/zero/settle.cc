@@ -58,16 +58,18 @@ void warn_unequal(const StoreState& state, const std::vector<int>& changed, cons
     }
     const auto writers = std::count_if(all.begin(), all.end(), [id](const Bitmap& bitmap) { return has(bitmap, id); });
     if (writers == state.world) continue;
-    if (++count <= 8) text += cat(count > 1 ? "; " : "", "'", state.entries[static_cast<std::size_t>(id)]->info.name, "' on rank ", ranks, " only");
+    if (++count <= 8)
+      text += cat(count > 1 ? "; " : "", "'", state.entries[static_cast<std::size_t>(id)]->info.name, "' on rank ", ranks, " only");
   }
   if (count == 0 || state.rank != 0) return;
   if (count > 8) text += cat("; and ", count - 8, " more");
-  log_warning(state.rank, cat("parameters written on some ranks only: ", text, ". Each rank kept its own slice of what it wrote, the other slices are ",
-                              "as before; write the same value on every rank, or use GatheredParameters(modifier_rank=...)"));
+  log_warning(state.rank,
+              cat("parameters written on some ranks only: ", text, ". Each rank kept its own slice of what it wrote, the other slices are ",
+                  "as before; write the same value on every rank, or use GatheredParameters(modifier_rank=...)"));
 }
 
 std::uint64_t hash_bytes(const std::byte* data, std::size_t size) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;   // FNV-1a, a word at a time
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a, a word at a time
   for (; size >= 8; data += 8, size -= 8) {
     std::uint64_t word;
     std::memcpy(&word, data, 8);
@@ -84,7 +86,8 @@ void compare_values(StoreState& state, const std::vector<int>& changed) {
   for (const int id : changed) {
     const Entry& entry = *state.entries[static_cast<std::size_t>(id)];
     std::string hash = "-";
-    if (entry.residence == Residence::written) hash = std::to_string(hash_bytes(static_cast<const std::byte*>(entry.copy.get()), entry.whole_bytes()));
+    if (entry.residence == Residence::written)
+      hash = std::to_string(hash_bytes(static_cast<const std::byte*>(entry.copy.get()), entry.whole_bytes()));
     mine += hash + " ";
   }
   const auto all = state.comm->all_gather_strings(mine);
@@ -100,8 +103,9 @@ void compare_values(StoreState& state, const std::vector<int>& changed) {
     if (ranks_by_hash.size() <= 1) continue;
     std::string groups;
     for (const auto& [hash, ranks] : ranks_by_hash) groups += cat(groups.empty() ? "" : " | ", "rank ", ranks);
-    throw std::invalid_argument(cat("[zero.settle] parameter '", state.entries[static_cast<std::size_t>(id)]->info.name, "': ranks wrote different values (",
-                                    groups, "); seed alike on every rank, or write inside GatheredParameters(modifier_rank=...)"));
+    throw std::invalid_argument(cat("[zero.settle] parameter '", state.entries[static_cast<std::size_t>(id)]->info.name,
+                                    "': ranks wrote different values (", groups,
+                                    "); seed alike on every rank, or write inside GatheredParameters(modifier_rank=...)"));
   }
 }
 
@@ -129,10 +133,12 @@ std::vector<int> StoreState::settle() {
   check_storages();
   const Unobserved quiet;
   drain_prefetch();
+  for (const auto& entry : entries) {
+    require(!entry->editing, "[zero.settle] parameter '", entry->info.name, "' is being edited; leave GatheredParameters (end_edit) first");
+  }
   Bitmap mine((entries.size() + 7) / 8);
   for (const auto& entry : entries) {
     const std::lock_guard lock(mutex);
-    require(!entry->editing, "[zero.settle] parameter '", entry->info.name, "' is being edited; leave GatheredParameters (end_edit) first");
     if (entry->changed) mine[static_cast<std::size_t>(entry->info.id) / 8] |= static_cast<std::uint8_t>(1U << (entry->info.id % 8));
     entry->changed = false;
   }
@@ -140,7 +146,8 @@ std::vector<int> StoreState::settle() {
   mark_fenced();
   std::vector<int> changed;
   for (const auto& entry : entries) {
-    if (std::any_of(all.begin(), all.end(), [&](const Bitmap& bitmap) { return has(bitmap, entry->info.id); })) changed.push_back(entry->info.id);
+    if (std::any_of(all.begin(), all.end(), [&](const Bitmap& bitmap) { return has(bitmap, entry->info.id); }))
+      changed.push_back(entry->info.id);
   }
   if (changed.empty()) return changed;
   warn_unequal(*this, changed, all);

@@ -31,27 +31,29 @@ struct StoreState {
   void check_storages();
 
   // residency.cc: the private copies. [Note: one lock, never held while waiting] `mutex` guards every entry's residence and the accounts. A
-  // thread that brings bytes in marks the entry `filling`, lets the lock go, and takes it again to install the copy; others wait on `filled`.
-  Pinned pin(Entry& entry, Access access);
+  // thread that brings bytes in marks the entry `filling`, lets the lock go, and takes it again to install the copy; others wait on
+  // `filled`.
+  /// \param in_lockstep  false: a write that settles later even inside set_lockstep_writes(true).
+  Pinned pin(Entry& entry, Access access, bool in_lockstep = true);
   void unpin(Entry& entry, bool abandon) noexcept;
   void finish_lockstep_write(Entry& entry);
   /// Pins of a scope: several parameters are fetched together. Pins all or none.
   void pin_all(const std::vector<int>& ids);
-  void release_copy(Entry& entry);                       ///< lock held; entry gathered or written, not pinned
+  void release_copy(Entry& entry);  ///< lock held; entry gathered or written, not pinned
   void release_gathered();
   bool rests_whole(const Entry& entry) const { return entry.home != nullptr; }
-  void check_process(const Entry& entry) const;          ///< \throws std::runtime_error in a forked child
+  void check_process(const Entry& entry) const;  ///< \throws std::runtime_error in a forked child
   /// The whole value into `to` [whole_bytes]: memory, or the own slice and a fetch of the others. No lock held.
   void load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to);
   at::DataPtr allocate(const Entry& entry) const;
-  void install_copy(Entry& entry, at::DataPtr copy, Residence residence);   ///< lock held; from filling
-  void begin_fill(Entry& entry);                         ///< lock held; at_rest -> filling, counted as live
-  void fail_fill(Entry& entry);                          ///< lock held; filling -> at_rest
-  void mark_fenced();                                    ///< all ranks have passed an agreed point: values at rest are complete
+  void install_copy(Entry& entry, at::DataPtr copy, Residence residence);  ///< lock held; from filling
+  void begin_fill(Entry& entry);                                           ///< lock held; at_rest -> filling, counted as live
+  void fail_fill(Entry& entry);                                            ///< lock held; filling -> at_rest
+  void mark_fenced();  ///< all ranks have passed an agreed point: values at rest are complete
 
   // prefetch.cc
-  void follow_trace(Entry& entry);                       ///< lock held
-  void drain_prefetch();                                 ///< until nothing is being fetched ahead
+  void follow_trace(Entry& entry);  ///< lock held
+  void drain_prefetch();            ///< until nothing is being fetched ahead
   void stop_prefetch();
 
   // settle.cc, publish.cc, edit.cc, release.cc
@@ -75,33 +77,33 @@ struct StoreState {
   StoreOptions options;
   ParameterStore* owner = nullptr;
   const int rank, world;
-  const bool shared;                     ///< partitioned parameters rest in memory that all ranks map
-  const unsigned generation;             ///< of the process that made the store
+  const bool shared;          ///< partitioned parameters rest in memory that all ranks map
+  const unsigned generation;  ///< of the process that made the store
   std::vector<std::unique_ptr<Entry>> entries;
   bool released = false;
 
   std::shared_ptr<SharedSegment> segment;
   std::size_t segment_used = 0;
-  std::unique_ptr<WriteCounters> counters;   ///< shared memory with several ranks
-  std::unique_ptr<ShardService> service;     ///< private memory with several ranks
+  std::unique_ptr<WriteCounters> counters;  ///< shared memory with several ranks
+  std::unique_ptr<ShardService> service;    ///< private memory with several ranks
   std::shared_ptr<DerivedSet> derived;
 
   mutable std::mutex mutex;
   std::condition_variable filled, added, fetch_wanted;
   TouchTrace trace;
-  std::vector<std::uint8_t> live;        ///< by id: gathered or being gathered
+  std::vector<std::uint8_t> live;  ///< by id: gathered or being gathered
   std::int64_t live_numel = 0, live_bytes = 0, peak_live_bytes = 0;
   std::int64_t gathers = 0, prefetched = 0, pinned_entries = 0;
   int last_touched = -1;
   bool inference = false;
   std::vector<int> prefetch_queue;
-  int prefetching = 0;                   ///< entries queued or in flight
+  int prefetching = 0;  ///< entries queued or in flight
   bool stopping = false;
   std::thread prefetch_thread;
 
   std::atomic<std::int64_t> touches{0};
   std::atomic<bool> lockstep{false};
-  std::shared_ptr<const std::function<void(int)>> observer;   ///< set between touches only
+  std::shared_ptr<const std::function<void(int)>> observer;  ///< set between touches only
   std::atomic<bool> observed{false};
   at::Tensor publish_buffer, publish_input;
 };

@@ -35,15 +35,18 @@ inline at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, at::ScalarTy
 }
 
 /// fn(rank, store): one store a rank; it is gone before its communicator.
-inline void with_stores(const World& world, const StoreOptions& options, const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) {
+inline void with_stores(const World& world, const StoreOptions& options,
+                        const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) {
   run_ranks(world.size, comm_options(world), [&](int rank, Communicator& comm) {
     const std::shared_ptr<Communicator> borrowed(std::shared_ptr<void>(), &comm);
     const auto store = ParameterStore::create(borrowed, options);
     fn(rank, store);
-    comm.barrier("end of the test");   // peers may still read this rank's shards
+    comm.barrier("end of the test");  // peers may still read this rank's shards
   });
 }
-inline void with_stores(const World& world, const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) { with_stores(world, {}, fn); }
+inline void with_stores(const World& world, const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) {
+  with_stores(world, {}, fn);
+}
 
 /// The message of what `fn` throws; "" when it throws nothing.
 inline std::string error_of(const std::function<void()>& fn) {
@@ -58,11 +61,13 @@ inline std::string error_of(const std::function<void()>& fn) {
 class EveryWorld : public ::testing::TestWithParam<World> {
  protected:
   void run(const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) { with_stores(GetParam(), fn); }
-  void run(const StoreOptions& options, const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) { with_stores(GetParam(), options, fn); }
+  void run(const StoreOptions& options, const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) {
+    with_stores(GetParam(), options, fn);
+  }
 };
 
-#define UNSHARD_EVERY_WORLD(suite)                                                                                                  \
-  INSTANTIATE_TEST_SUITE_P(Worlds, suite,                                                                                           \
+#define UNSHARD_EVERY_WORLD(suite)                                                                                              \
+  INSTANTIATE_TEST_SUITE_P(Worlds, suite,                                                                                       \
                            ::testing::Values(World{1, true}, World{2, true}, World{3, true}, World{2, false}, World{3, false}), \
                            ::unshard::testing::world_name)
 

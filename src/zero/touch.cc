@@ -21,8 +21,8 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-constexpr auto kUpper = DispatchKey::DeferredInit;     // above autograd, autocast and functorch: operators arrive whole
-constexpr auto kNet = DispatchKey::CustomRNGKeyId;     // below Python, above the backends: where the upper key is excluded
+constexpr auto kUpper = DispatchKey::DeferredInit;  // above autograd, autocast and functorch: operators arrive whole
+constexpr auto kNet = DispatchKey::CustomRNGKeyId;  // below Python, above the backends: where the upper key is excluded
 
 // Pins of one operator. Unpins whatever happened; an operator that threw abandons copies that never had the old value.
 class PinSet {
@@ -41,7 +41,7 @@ class PinSet {
     auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     if (!storage) return;
     auto* target = target_of(*storage);
-    if (!target) return;   // plain again (its store gave it back), or a storage that raises by name when it is read
+    if (!target) return;  // plain again (its store gave it back), or a storage that raises by name when it is read
     auto access = written ? Access::write : Access::read;
     if (written && traits.overwrites && tensor.numel() == target->whole_numel() && tensor.is_non_overlapping_and_dense()) {
       access = Access::overwrite;
@@ -83,7 +83,7 @@ class PinSet {
     TouchTarget* target = nullptr;
     Access access = Access::read;
     Pinned pinned;
-    c10::intrusive_ptr<c10::StorageImpl> storage;   // only for targets that die with it
+    c10::intrusive_ptr<c10::StorageImpl> storage;  // only for targets that die with it
   };
   c10::SmallVector<Item, 4> items_;
   std::size_t pinned_ = 0;
@@ -108,8 +108,8 @@ void collect(const OperatorTraits& traits, const c10::OperatorHandle& op, const 
     } else if (value.isList()) {
       for (const auto& element : value.toListRef()) {
         if (!element.isTensor()) {
-          if (element.isNone()) continue;   // an optional tensor that is absent
-          break;                            // a list of something else
+          if (element.isNone()) continue;  // an optional tensor that is absent
+          break;                           // a list of something else
         }
         const auto& tensor = element.toTensor();
         if (tensor.key_set().has(key) && !traits.is_viewed(i)) pins.add(tensor, traits, i);
@@ -119,14 +119,15 @@ void collect(const OperatorTraits& traits, const c10::OperatorHandle& op, const 
 }
 
 void register_late_operators();
-std::atomic<bool> late_operators{false};   // operators were defined after the net was cast
+std::atomic<bool> late_operators{false};  // operators were defined after the net was cast
 
 // [Note: two keys] The upper handler sees operators before autograd. Inside __torch_dispatch__ everything above Python is excluded by
 // TLS, so a parameter inside a subclass (DTensor) or captured by a mode would not be touched: the lower handler is the net for that. The
 // upper one masks both keys out of its redispatch; the lower one runs only where the upper did not, or where a kernel calls back into at::.
 template <DispatchKey key>
 void on_touch(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (late_operators.load(std::memory_order_relaxed)) [[unlikely]] register_late_operators();
+  if (late_operators.load(std::memory_order_relaxed)) [[unlikely]]
+    register_late_operators();
   const auto below = (keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, key)).remove(kNet);
   const auto& traits = traits_of(op);
   if (traits.pass_through || in_fake_mode()) return op.redispatchBoxed(below, stack);
@@ -157,11 +158,22 @@ Installed& installed() {
   return *state;
 }
 
+// [Note: fallthrough] Operators that read no data need no handler: the dispatcher skips both keys for them, at no cost.
+void let_through(Installed& state, const c10::OperatorHandle& op) {
+  for (const auto key : {kUpper, kNet}) {
+    if (op.hasKernelForDispatchKey(key)) continue;
+    state.handles.push_back(c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, c10::KernelFunction::makeFallthrough(),
+                                                                      std::nullopt, nullptr, "unshard: reads no data"));
+  }
+}
+
 // Composite kernels are installed at the net's key too and win over the fallback; such operators get the handler by name.
 void cast_net_over(Installed& state, const c10::OperatorName& name) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto op = dispatcher.findOp(name);
-  if (!op || !op->hasSchema() || !is_composite(*op) || op->hasKernelForDispatchKey(kNet)) return;
+  if (!op || !op->hasSchema()) return;
+  if (traits_of(*op).pass_through) return let_through(state, *op);
+  if (!is_composite(*op) || op->hasKernelForDispatchKey(kNet)) return;
   state.handles.push_back(dispatcher.registerImpl(name, kNet, c10::KernelFunction::makeFromBoxedFunction<&on_touch<kNet>>(), std::nullopt,
                                                   nullptr, "unshard: touch, lower key"));
   ++state.net_count;
@@ -183,7 +195,7 @@ class NewOperators : public c10::OpRegistrationListener {
     return std::exchange(names_, {});
   }
   static NewOperators*& instance() {
-    static NewOperators* listener = nullptr;   // owned by the dispatcher
+    static NewOperators* listener = nullptr;  // owned by the dispatcher
     return listener;
   }
 
@@ -223,7 +235,7 @@ void install_touch() {
     state.handles.push_back(std::move(net));
     auto listener = std::make_unique<NewOperators>();
     NewOperators::instance() = listener.get();
-    state.handles.push_back(c10::Dispatcher::singleton().addRegistrationListener(std::move(listener)));   // reports those that exist too
+    state.handles.push_back(c10::Dispatcher::singleton().addRegistrationListener(std::move(listener)));  // reports those that exist too
   }
   register_late_operators();
 }

@@ -13,14 +13,14 @@ namespace unshard::zero {
 
 enum class Access : std::uint8_t {
   read,
-  write,       ///< the old value matters (mul_)
-  overwrite,   ///< every element is replaced and none is read (zero_)
+  write,      ///< the old value matters (mul_)
+  overwrite,  ///< every element is replaced and none is read (zero_)
 };
 
 /// What a pin did that undoing or finishing must know.
 struct Pinned {
-  bool fresh_copy = false;       ///< an overwrite works on a copy without the old value: if the operator throws, the copy must go
-  bool lockstep_write = false;   ///< finish() sends the own slice to its resting place
+  bool fresh_copy = false;      ///< an overwrite works on a copy without the old value: if the operator throws, the copy must go
+  bool lockstep_write = false;  ///< finish() sends the own slice to its resting place
 };
 
 // [Note: a storage leads to its target] A storage whose parameter we own carries the target as its allocator. Unlike its DataPtr, the

@@ -1,10 +1,11 @@
 // Reads and writes of partitioned parameters through operators, each beside a dense twin.
+#include "zero/touch.h"
+
 #include <thread>
 
 #include "unshard/core/error.h"
 #include "zero/key.h"
 #include "zero/store_testing.h"
-#include "zero/touch.h"
 
 namespace unshard {
 namespace {
@@ -18,7 +19,7 @@ UNSHARD_EVERY_WORLD(Touch);
 
 TEST_P(Touch, KeepsWhatAParameterLooksLike) {
   run([](int, auto store) {
-    auto w = numbers({4, 6}, 1).t().requires_grad_();   // dense, not contiguous
+    auto w = numbers({4, 6}, 1).t().requires_grad_();  // dense, not contiguous
     const auto version = w._version();
     store->add(w, "w", true);
     EXPECT_EQ(w.sizes(), (std::vector<std::int64_t>{6, 4}));
@@ -58,10 +59,10 @@ TEST_P(Touch, GivesTheSameGradientsAsDense) {
 TEST_P(Touch, RawAccessThrowsByNameBeforeAndAfterATouch) {
   run([](int, auto store) {
     auto w = numbers({4, 4}, 1);
-    const auto alias = w.t();          // made before: has no key
+    const auto alias = w.t();  // made before: has no key
     const auto detached = w.detach();
     store->add(w, "block.0.weight", true);
-    const auto view = w.view({16});    // made after: has it
+    const auto view = w.view({16});  // made after: has it
     for (int round = 0; round < 2; ++round) {
       for (const auto& tensor : {w, alias, detached, view}) {
         const auto error = error_of([&] { (void)tensor.data_ptr(); });
@@ -70,7 +71,7 @@ TEST_P(Touch, RawAccessThrowsByNameBeforeAndAfterATouch) {
       }
       EXPECT_NE(error_of([&] { at::matmul(alias, numbers({4}, 1)); }).find("block.0.weight"), std::string::npos);
       EXPECT_NE(error_of([&] { detached.add_(1); }).find("block.0.weight"), std::string::npos);
-      EXPECT_TRUE(at::equal(view, numbers({16}, 1)));   // a touch; then again
+      EXPECT_TRUE(at::equal(view, numbers({16}, 1)));  // a touch; then again
     }
   });
 }
@@ -85,7 +86,10 @@ const std::vector<Write>& writes() {
   static const std::vector<Write> all{
       {"zero_", [](at::Tensor& w) { w.zero_(); }},
       {"fill_", [](at::Tensor& w) { w.fill_(3); }},
-      {"copy_", [](at::Tensor& w) { w.copy_(numbers({6, 5}, 7)); }},
+      {"copy_",
+       [](at::Tensor& w) {
+         w.copy_(numbers({6, 5}, 7));
+       }},
       {"copy_ broadcast", [](at::Tensor& w) { w.copy_(numbers({5}, 7)); }},
       {"copy_ of itself", [](at::Tensor& w) { w.copy_(w * 2); }},
       {"copy_ of a flipped view of itself", [](at::Tensor& w) { w.view({30}).copy_(w.flip(0).view({30})); }},
@@ -93,40 +97,70 @@ const std::vector<Write>& writes() {
       {"add_ of itself", [](at::Tensor& w) { w.add_(w, 2); }},
       {"set part of a row", [](at::Tensor& w) { w.select(0, 1).slice(0, 1, 3).fill_(9); }},
       {"view of a view", [](at::Tensor& w) { w.t().narrow(0, 1, 3).select(1, 2).zero_(); }},
-      {"data.normal_", [](at::Tensor& w) {
+      {"data.normal_",
+       [](at::Tensor& w) {
          auto generator = at::detail::createCPUGenerator(17);
          w.data().normal_(0, 1, generator);
        }},
-      {"uniform_", [](at::Tensor& w) {
+      {"uniform_",
+       [](at::Tensor& w) {
          auto generator = at::detail::createCPUGenerator(5);
          w.uniform_(-1, 1, generator);
        }},
-      {"index_put_", [](at::Tensor& w) { w.index_put_({at::tensor({0, 2})}, at::tensor(8.0F)); }},
-      {"index_add_", [](at::Tensor& w) { w.index_add_(0, at::tensor({0, 2}), numbers({2, 5}, 3)); }},
+      {"index_put_",
+       [](at::Tensor& w) {
+         w.index_put_({at::tensor({0, 2})}, at::tensor(8.0F));
+       }},
+      {"index_add_",
+       [](at::Tensor& w) {
+         w.index_add_(0, at::tensor({0, 2}), numbers({2, 5}, 3));
+       }},
       {"masked_fill_", [](at::Tensor& w) { w.masked_fill_(w > 0, -1); }},
-      {"scatter_", [](at::Tensor& w) { w.scatter_(1, at::tensor({0, 1}).view({1, 2}), 4.0); }},
-      {"addmm_", [](at::Tensor& w) { w.addmm_(numbers({6, 2}, 1), numbers({2, 5}, 2)); }},
-      {"out=", [](at::Tensor& w) { at::mul_out(w, numbers({6, 5}, 2), at::tensor(2.0F)); }},
-      {"out= part", [](at::Tensor& w) {
+      {"scatter_",
+       [](at::Tensor& w) {
+         w.scatter_(1, at::tensor({0, 1}).view({1, 2}), 4.0);
+       }},
+      {"addmm_",
+       [](at::Tensor& w) {
+         w.addmm_(numbers({6, 2}, 1), numbers({2, 5}, 2));
+       }},
+      {"out=",
+       [](at::Tensor& w) {
+         at::mul_out(w, numbers({6, 5}, 2), at::tensor(2.0F));
+       }},
+      {"out= part",
+       [](at::Tensor& w) {
          auto row = w.select(0, 3);
          at::mul_out(row, numbers({5}, 2), at::tensor(2.0F));
        }},
       {"clamp_", [](at::Tensor& w) { w.clamp_(-2, 2); }},
       {"foreach_mul_", [](at::Tensor& w) { at::_foreach_mul_(at::TensorList{w}, 2.0); }},
-      {"foreach_add_ list", [](at::Tensor& w) { at::_foreach_add_(at::TensorList{w}, at::TensorList{numbers({6, 5}, 1)}, 2); }},
+      {"foreach_add_ list",
+       [](at::Tensor& w) {
+         at::_foreach_add_(at::TensorList{w}, at::TensorList{numbers({6, 5}, 1)}, 2);
+       }},
       {"foreach_zero_", [](at::Tensor& w) { at::_foreach_zero_(at::TensorList{w}); }},
-      {"foreach_copy_", [](at::Tensor& w) { at::_foreach_copy_(at::TensorList{w}, at::TensorList{numbers({6, 5}, 8)}); }},
-      {"fused adam", [](at::Tensor& w) {
+      {"foreach_copy_",
+       [](at::Tensor& w) {
+         at::_foreach_copy_(at::TensorList{w}, at::TensorList{numbers({6, 5}, 8)});
+       }},
+      {"fused adam",
+       [](at::Tensor& w) {
          at::Tensor grad = numbers({6, 5}, 2), m = at::zeros({6, 5}), v = at::zeros({6, 5}), step = at::ones({});
          std::vector<at::Tensor> ws{w}, gs{grad}, ms{m}, vs{v}, steps{step};
          at::_fused_adamw_(ws, gs, ms, vs, {}, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false, false);
        }},
-      {"fused sgd", [](at::Tensor& w) {
+      {"fused sgd",
+       [](at::Tensor& w) {
          std::vector<at::Tensor> ws{w}, gs{numbers({6, 5}, 2)};
          at::_fused_sgd_(ws, gs, {}, 0.0, 0.0, 0.5, 0.0, false, false, true);
        }},
-      {"embedding_renorm_", [](at::Tensor& w) { at::embedding_renorm_(w, at::tensor({1, 3}), 1.0, 2.0); }},
-      {"inference mode", [](at::Tensor& w) {
+      {"embedding_renorm_",
+       [](at::Tensor& w) {
+         at::embedding_renorm_(w, at::tensor({1, 3}), 1.0, 2.0);
+       }},
+      {"inference mode",
+       [](at::Tensor& w) {
          const c10::InferenceMode guard;
          w.add_(5);
        }},
@@ -154,7 +188,8 @@ TEST_P(Touch, EveryWriteEqualsDenseHereAndEverywhere) {
     for (std::size_t i = 0; i < writes().size(); ++i) {
       EXPECT_TRUE(at::equal(parameters[i], twins[i])) << writes()[i].name << " after settle";
       const auto& layout = store->info(static_cast<int>(i)).layout;
-      EXPECT_TRUE(at::equal(store->own_slice(static_cast<int>(i)), twins[i].flatten().slice(0, layout.begin(rank), layout.end(rank)))) << writes()[i].name;
+      EXPECT_TRUE(at::equal(store->own_slice(static_cast<int>(i)), twins[i].flatten().slice(0, layout.begin(rank), layout.end(rank))))
+          << writes()[i].name;
     }
     EXPECT_TRUE(store->settle().empty());
   });
@@ -187,7 +222,7 @@ TEST_P(Touch, AnOperatorThatThrowsLeavesNoPinsAndNoGarbage) {
     auto w = numbers({6, 5}, 1);
     store->add(w, "w", true);
     EXPECT_NE(error_of([&] { at::matmul(w, numbers({6}, 1)); }), "");
-    EXPECT_NE(error_of([&] { w.copy_(numbers({7, 9}, 1)); }), "");   // an overwrite that never happens
+    EXPECT_NE(error_of([&] { w.copy_(numbers({7, 9}, 1)); }), "");  // an overwrite that never happens
     EXPECT_NE(error_of([&] { w.add_(numbers({7, 9}, 1)); }), "");
     EXPECT_EQ(store->stats().pinned, 0);
     EXPECT_TRUE(at::equal(w, numbers({6, 5}, 1)));
@@ -285,7 +320,8 @@ TEST_P(Touch, SparseEmbeddingGradientEqualsDense) {
 
 TEST_P(Touch, AllDtypesAreBytes) {
   run([](int, auto store) {
-    const std::vector<at::ScalarType> dtypes{at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kChar, at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn};
+    const std::vector<at::ScalarType> dtypes{at::kDouble, at::kHalf, at::kBFloat16,     at::kLong,
+                                             at::kChar,   at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn};
     std::vector<at::Tensor> ws;
     for (const auto dtype : dtypes) {
       ws.push_back(numbers({7, 3}, 2).to(dtype));
@@ -314,15 +350,26 @@ TEST_P(Touch, TheNetServesWhatTheUpperKeyDoesNotSee) {
     const c10::impl::ExcludeDispatchKeyGuard below_python(c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) ^
                                                           c10::DispatchKeySet(c10::DispatchKeySet::FULL));
     const std::vector<std::function<at::Tensor(at::Tensor&)>> programs{
-        [](at::Tensor& t) { return t.mm(numbers({5, 2}, 1)); },
+        [](at::Tensor& t) {
+          return t.mm(numbers({5, 2}, 1));
+        },
         [](at::Tensor& t) { return t.contiguous().add(1); },
-        [](at::Tensor& t) { return t.index({at::tensor({1, 2})}); },
+        [](at::Tensor& t) {
+          return t.index({at::tensor({1, 2})});
+        },
         [](at::Tensor& t) { return at::layer_norm(t, {5}); },
         [](at::Tensor& t) { return t.to(at::kDouble); },
         [](at::Tensor& t) { return t.add_(1).clone(); },
-        [](at::Tensor& t) { return t.copy_(numbers({6, 5}, 3)).clone(); },
-        [](at::Tensor& t) { at::_foreach_mul_(at::TensorList{t}, 2.0); return t.clone(); },
-        [](at::Tensor& t) { return at::linear(numbers({2, 5}, 1), t); },
+        [](at::Tensor& t) {
+          return t.copy_(numbers({6, 5}, 3)).clone();
+        },
+        [](at::Tensor& t) {
+          at::_foreach_mul_(at::TensorList{t}, 2.0);
+          return t.clone();
+        },
+        [](at::Tensor& t) {
+          return at::linear(numbers({2, 5}, 1), t);
+        },
     };
     for (std::size_t i = 0; i < programs.size(); ++i) EXPECT_TRUE(at::equal(programs[i](w), programs[i](twin))) << "program " << i;
   });

@@ -6,10 +6,11 @@
 
 namespace unshard::zero {
 namespace {
-constexpr std::size_t kLimitBytes = std::size_t{1} << 32;   // address space only
+constexpr std::size_t kLimitBytes = std::size_t{1} << 32;  // address space only
 }
 
-WriteCounters::WriteCounters(Communicator& comm) : comm_(comm), segment_(comm.host()->create_segment("parameter writes", 4096, kLimitBytes)) {}
+WriteCounters::WriteCounters(Communicator& comm)
+    : comm_(comm), segment_(comm.host()->create_segment("parameter writes", 4096, kLimitBytes)) {}
 WriteCounters::~WriteCounters() = default;
 
 WriteCounters::Cell& WriteCounters::cell(int id, int rank) const {

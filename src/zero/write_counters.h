@@ -13,19 +13,19 @@ class SharedSegment;
 namespace unshard::zero {
 
 // [Note: lockstep writes] All ranks run the same writes in the same order, without fences. Write k of a parameter goes: every rank
-// announces that it started write k (it took its copy of the old value, or needs none); does the operator on its copy; waits until all ranks have
-// started write k (so none still reads the value before); stores its own slice; announces write k stored. A read waits until all ranks have
-// stored as many writes as this rank has. Adding a parameter is write 1. Ranks may read unequally; only writes run in step.
+// announces that it started write k (it took its copy of the old value, or needs none); does the operator on its copy; waits until all
+// ranks have started write k (so none still reads the value before); stores its own slice; announces write k stored. A read waits until all
+// ranks have stored as many writes as this rank has. Adding a parameter is write 1. Ranks may read unequally; only writes run in step.
 class WriteCounters {
  public:
   /// Collective. `comm` must have a HostGroup.
   explicit WriteCounters(Communicator& comm);
   ~WriteCounters();
 
-  void add(int id);                                             ///< room for a parameter; counts as its first write
-  std::uint32_t start(int id);                                  ///< \return the number of the write that starts
-  void stored(int id);                                          ///< publishes the write that was started last
-  void wait_all_started(int id, const std::string& name);       ///< \throws CommError naming parameter and rank
+  void add(int id);                                        ///< room for a parameter; counts as its first write
+  std::uint32_t start(int id);                             ///< \return the number of the write that starts
+  void stored(int id);                                     ///< publishes the write that was started last
+  void wait_all_started(int id, const std::string& name);  ///< \throws CommError naming parameter and rank
   void wait_all_stored(int id, const std::string& name);
   bool all_stored(int id) const;
 
