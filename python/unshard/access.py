@@ -29,13 +29,23 @@ def _checked(value, parameter, function):
 def safe_get_full_fp32_param(param):
     """The fp32 master weights (or the parameter itself when it is fp32), whole, on every rank."""
     engine, id = _engine_of(param, "safe_get_full_fp32_param")
+    if id in engine._waiting_values:
+        return engine._waiting_values[id].clone()
     return _shaped(engine._core.full_fp32_param(id), param)
 
 
-def safe_set_full_fp32_param(param, value):
-    """Set master weights and parameter to `value` (same on every rank)."""
+def safe_set_full_fp32_param(param, value, at_next_update=False):
+    """Set master weights and parameter to `value` (same on every rank).
+
+    With `at_next_update` the parameter that forward sees follows at the next update only, as in DeepSpeed, whose masters are another copy.
+    """
     engine, id = _engine_of(param, "safe_set_full_fp32_param")
-    engine._core.set_full_fp32_param(id, _checked(value, param, "safe_set_full_fp32_param"))
+    value = _checked(value, param, "safe_set_full_fp32_param").to(torch.float32)
+    if at_next_update:
+        engine._waiting_values[id] = value.clone()
+    else:
+        engine._waiting_values.pop(id, None)
+        engine._core.set_full_fp32_param(id, value)
 
 
 def safe_get_full_grad(param):

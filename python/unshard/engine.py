@@ -42,6 +42,7 @@ class Engine(torch.nn.Module):
         self.is_compiled = False
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
+        self._waiting_values = {}          # id -> master weights that take effect at the next update
         self._index_parameters()
         if optimizer is not None:
             from unshard.optimizer import EngineOptimizer
@@ -98,6 +99,7 @@ class Engine(torch.nn.Module):
         """End of a micro-batch; at the accumulation boundary: reduce, check, clip, update, move the schedule."""
         boundary = self._core.is_gradient_accumulation_boundary()
         if boundary and self.optimizer is not None:
+            self._apply_waiting_values()
             self._push_groups()
             self.optimizer.run_hooks("pre")
         self._core.step()
@@ -110,6 +112,11 @@ class Engine(torch.nn.Module):
             if self.lr_scheduler is not None:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self._report()
+
+    def _apply_waiting_values(self):
+        for id, value in self._waiting_values.items():
+            self._core.set_full_fp32_param(id, value)
+        self._waiting_values.clear()
 
     def _push_groups(self):
         for index, group in enumerate(self.optimizer.param_groups):
@@ -436,6 +443,7 @@ class Engine(torch.nn.Module):
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
         folder = os.path.join(save_dir, tag)
         os.makedirs(folder, exist_ok=True)
+        self._apply_waiting_values()
         self._core.save(folder)
         if self.global_rank == 0:
             torch.save(self._python_state(client_state or {}), os.path.join(folder, _PYTHON_STATE))
@@ -469,6 +477,7 @@ class Engine(torch.nn.Module):
         if not os.path.isfile(path):
             raise CheckpointError(f"[load_checkpoint] {folder} holds no checkpoint; tags there: "
                                   f"{sorted(e.name for e in os.scandir(load_dir) if e.is_dir()) if os.path.isdir(load_dir) else 'none'}")
+        self._waiting_values.clear()
         self._core.load(folder, load_optimizer_states and not load_module_only)
         state = _read_python_state(path)
         own = dict(self.module.named_buffers())

@@ -1,5 +1,6 @@
 """The engine's fused optimizers as torch optimizers: usable alone on plain tensors, or passed to `initialize`, which then runs them on
 each rank's shards."""
+import inspect
 import json
 
 import torch
@@ -7,17 +8,29 @@ import torch
 from unshard.core import ConfigError, _core
 
 
+_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+_SWITCHES = ("nesterov", "bias_correction", "maximize")
+
+
 def group_options(group):
-    """A torch parameter group's hyperparameters in the engine's form."""
+    """A torch parameter group's hyperparameters in the engine's form; keys of other meaning (a pair of eps, say) are the client's own."""
     options = _core.GroupOptions()
-    for key in ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay", "nesterov", "bias_correction", "maximize"):
-        if group.get(key) is not None:
-            kind = bool if key in ("nesterov", "bias_correction", "maximize") else float
-            setattr(options, key, kind(group[key]))
-    if "betas" in group:
-        options.beta1, options.beta2 = (float(b) for b in group["betas"])
-    options.initial_accumulator = float(group.get("initial_accumulator_value", 0.0))
+    for key in _NUMBERS:
+        if _is_number(group.get(key)):
+            setattr(options, key, float(group[key]))
+    for key in _SWITCHES:
+        if isinstance(group.get(key), bool):
+            setattr(options, key, group[key])
+    betas = group.get("betas")
+    if isinstance(betas, (tuple, list)) and len(betas) >= 2 and all(_is_number(b) for b in betas[:2]):
+        options.beta1, options.beta2 = float(betas[0]), float(betas[1])
+    if _is_number(group.get("initial_accumulator_value")):
+        options.initial_accumulator = float(group["initial_accumulator_value"])
     return options
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) or isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -27,8 +40,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     decoupled = True
 
     def __init__(self, params, defaults):
-        super().__init__(params, defaults)
+        # torch wraps this and add_param_group so that their first call imports its compiler, which takes a second or more.
+        inspect.unwrap(torch.optim.Optimizer.__init__)(self, params, defaults)
         self._make()
+
+    def add_param_group(self, param_group):
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _make(self):
         self._kernels = _core.make_optimizer(self.kind, self.decoupled)

@@ -86,32 +86,41 @@ class EngineOptimizer(torch.optim.Optimizer):
         names = self.engine._names
         return [(names[p], self.engine._ids[names[p]]) for g in self.param_groups for p in g["params"] if p in names]
 
+    def _domain(self, id):
+        """An empty tensor as long as what this rank updates of a parameter: all of it at stage 0, else its piece."""
+        if self.engine.zero_optimization_stage() == 0:
+            return torch.empty(self.engine._store.info(id)["numel"])
+        return torch.empty(self.engine._core.local_fp32_param(id).numel())
+
+    @torch.no_grad()
     def state_dict(self):
-        """This rank's part: flat pieces by parameter name, the groups' hyperparameters, the loss scale."""
-        core, engine = self._core_optimizer, self.engine._core
+        """What this rank updates: flat pieces by parameter name, the groups' hyperparameters, the loss scale."""
+        core, engine = self._core_optimizer, self.engine
+        whole = engine.zero_optimization_stage() == 0
         state = {}
         for name, id in self._pieces():
-            pieces = {key: engine.local_state(id, key) for key in core.state_names()}
-            state[name] = {"step": core.step_count(id), "fp32": engine.local_fp32_param(id).clone(),
-                           **{k: v.clone() for k, v in pieces.items() if v is not None}}
+            pieces = {key: core.state(id, key, self._domain(id)) for key in core.state_names()}
+            master = engine._core.full_fp32_param(id) if whole else engine._core.local_fp32_param(id).clone()
+            state[name] = {"step": core.step_count(id), "fp32": master, **{k: v.clone() for k, v in pieces.items() if v is not None}}
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         return {"state": state, "param_groups": groups, "loss_scale": self.loss_scale, "overflow": self.overflow}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Back to a state that state_dict() gave on this rank."""
+        """Back to a state that state_dict() gave on this rank; all ranks call."""
         core, engine, ids = self._core_optimizer, self.engine, dict(self._pieces())
         missing = sorted(set(ids) - set(state_dict["state"]))
         if missing:
             raise ValueError(f"[optimizer.load_state_dict] the state has nothing for {missing[:3]}; it is of another model")
         for name, pieces in state_dict["state"].items():
-            for key, value in pieces.items():
-                if key == "step":
-                    core.set_step_count(ids[name], int(value))
-                elif key == "fp32":
-                    engine._set_local_fp32(ids[name], value)
-                else:
-                    core.state(ids[name], key, value).copy_(value)
+            id = ids[name]
+            if engine.zero_optimization_stage() == 0:
+                engine._core.set_full_fp32_param(id, pieces["fp32"])
+            else:
+                engine._set_local_fp32(id, pieces["fp32"])
+            core.set_step_count(id, int(pieces["step"]))
+            for key in pieces.keys() - {"step", "fp32"}:
+                core.state(id, key, self._domain(id)).copy_(pieces[key])
         self.load_groups(state_dict["param_groups"])
 
     def load_groups(self, groups):

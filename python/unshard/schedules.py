@@ -17,11 +17,15 @@ class Schedule:
         self.base_lrs = [float(g.get("initial_lr", g["lr"])) for g in groups]
         given = {k: v for k, v in params.items() if v is not None}
         self._schedule = _core.make_lr_schedule(type(self).__name__, json.dumps(given), self.base_lrs[0], len(groups))
+        self._whole_numbers = {float(v): v for v in given.values() if type(v) is int}
         self.last_batch_iteration = last_batch_iteration
         self._apply()
 
     def _values(self):
-        return [self._schedule.value(self.last_batch_iteration + 1, i, base) for i, base in enumerate(self.base_lrs)]
+        values = [self._schedule.value(self.last_batch_iteration + 1, i, base) for i, base in enumerate(self.base_lrs)]
+        if self.last_batch_iteration < 0:       # before the first step the rate is the user's own number, a whole one too
+            values = [(self._whole_numbers.get(lr, lr), *momenta) for lr, *momenta in values]
+        return values
 
     def _apply(self):
         for group, (lr, momentum, second_beta) in zip(self.optimizer.param_groups, self._values()):
@@ -33,7 +37,7 @@ class Schedule:
                 group["betas"] = (momentum, group["betas"][1] if second_beta is None else second_beta)
             elif "momentum" in group:
                 group["momentum"] = momentum
-        self._last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
 
     def get_lr(self):
         """What the schedule says now, one value a group."""

@@ -126,16 +126,21 @@ class Init(contextlib.ContextDecorator):
         return bool(contexts) and contexts[-1] is self
 
     def _on_parameter(self, module, name, parameter):
-        if self._mine() and not (self._modules and self._modules[-1]() is module):
-            self._modules.append(weakref.ref(module))
+        """A module gets a parameter: the one that was being filled before it is done, so that a list of layers isn't held whole."""
+        last = self._modules[-1]() if self._modules else None
+        if not self._mine() or last is module:
+            return
+        if last is not None:
+            self._finish(last, recurse=False)
+        self._modules.append(weakref.ref(module))
 
     def _on_module(self, parent, name, module):
         if self._mine() and module is not None:
             self._finish(module)
 
-    def _finish(self, module):
+    def _finish(self, module, recurse=True):
         """Partition what `module` holds and no store has yet."""
-        for name, parameter in module.named_parameters():
+        for name, parameter in module.named_parameters(recurse=recurse):
             if owners.find(parameter) is None:
                 self._take(parameter, name)
 

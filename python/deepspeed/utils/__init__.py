@@ -1,7 +1,7 @@
 """deepspeed.utils: access to masters, gradients and states; logging; small helpers."""
+from unshard import access as _access
 from unshard.access import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_get_local_fp32_param,
-                            safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_fp32_param, safe_set_full_grad,
-                            safe_set_full_optimizer_state, safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
+                            safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_grad, safe_set_full_optimizer_state, safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
                             safe_update_full_grad_vectorized)
 from unshard.data import RepeatingLoader
 
@@ -9,6 +9,12 @@ from deepspeed._names import attribute_table
 from deepspeed.utils.logging import log_dist, logger
 from deepspeed.utils.z3_leaf_module import (get_z3_leaf_modules, set_z3_leaf_module, set_z3_leaf_modules, set_z3_leaf_modules_by_name,
                                             set_z3_leaf_modules_by_suffix, unset_z3_leaf_modules, z3_leaf_module)
+
+
+def safe_set_full_fp32_param(param, value):
+    """Set the master weights, whole; the parameter that forward sees follows at the next update."""
+    _access.safe_set_full_fp32_param(param, value, at_next_update=True)
+
 
 __getattr__, __dir__ = attribute_table(__name__, {}, modules=("groups", "logging", "z3_leaf_module"),
                                        later=("OnDevice", "zero_to_fp32", "init_on_device"))

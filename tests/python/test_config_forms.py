@@ -1,0 +1,79 @@
+"""The forms in which a configuration may arrive, and what `initialize` refuses."""
+import argparse
+import base64
+import copy
+import json
+
+import pytest
+import torch
+
+import unshard
+
+CONFIG = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+
+
+def start(**given):
+    engine, *_ = unshard.initialize(model=torch.nn.Linear(3, 2), **given)
+    batch = engine.get_batch_info()
+    engine.destroy()
+    return batch
+
+
+def test_dict_path_base64_and_args_mean_the_same(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(CONFIG))
+    text = base64.urlsafe_b64encode(json.dumps(CONFIG).encode()).decode()
+    args = argparse.Namespace(deepspeed_config=str(path))
+    forms = [{"config": CONFIG}, {"config": str(path)}, {"config": path}, {"config": text}, {"config_params": CONFIG}, {"args": args}]
+    assert [start(**form) for form in forms] == [(4, 4, 1)] * len(forms)
+
+
+def test_the_users_dict_is_never_changed():
+    config = {**copy.deepcopy(CONFIG), "steps_per_print": float("inf"), "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}
+    before = copy.deepcopy(config)
+    engine, *_ = unshard.initialize(model=torch.nn.Linear(3, 2), config=config)
+    engine.config["train_batch_size"] = 9
+    assert config == before and engine.steps_per_print() is None
+    engine.destroy()
+
+
+def test_two_different_configurations_are_refused():
+    with pytest.raises(unshard.ConfigError, match="config and config_params"):
+        start(config=CONFIG, config_params={**CONFIG, "train_batch_size": 8})
+    with pytest.raises(unshard.ConfigError, match="args.deepspeed_config"):
+        start(config=CONFIG, args=argparse.Namespace(deepspeed_config="other.json"))
+
+
+def test_none_and_nonsense_are_refused():
+    with pytest.raises(unshard.ConfigError, match="no configuration"):
+        start()
+    with pytest.raises(unshard.ConfigError, match="no_such.json"):
+        start(config="no_such.json")
+    with pytest.raises(unshard.ConfigError, match="int can't be a configuration"):
+        start(config=3)
+    with pytest.raises(unshard.ConfigError, match="train_batch_size"):
+        start(config={**CONFIG, "train_batch_sise": 3})
+    with pytest.raises(ValueError, match="must be a torch.nn.Module"):
+        unshard.initialize(model=3, config=CONFIG)
+
+
+def test_python_values_that_mean_json_are_taken():
+    config = {**CONFIG, "train_batch_size": torch.tensor(4).item(), "data_types": {"grad_accum_dtype": torch.float32}}
+    assert start(config=config) == (4, 4, 1)
+
+
+def test_a_parameter_of_another_model_is_refused():
+    other = torch.nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="isn't the model's"):
+        unshard.initialize(model=torch.nn.Linear(3, 2), model_parameters=list(other.parameters()), config=CONFIG)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_model_of_another_engine_is_refused_until_destroyed(stage):
+    model, config = torch.nn.Linear(3, 2), {**CONFIG, "zero_optimization": {"stage": stage}}
+    engine, *_ = unshard.initialize(model=model, config=config)
+    with pytest.raises(ValueError, match="'weight' belongs to another engine"):
+        unshard.initialize(model=model, config=config)
+    engine.destroy()
+    again, *_ = unshard.initialize(model=model, config=config)
+    again.destroy()

@@ -1,0 +1,113 @@
+"""Importing costs nothing, prints nothing and changes nothing; names come when used."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code, **env):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("module", ["unshard", "deepspeed"])
+def test_import_is_cheap_quiet_and_changes_nothing(module):
+    code = f"""
+import json, os, signal, sys, time
+import torch
+before, handlers = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+start = time.perf_counter()
+import {module}
+took = time.perf_counter() - start
+assert dict(os.environ) == before and [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
+print(json.dumps(took))
+"""
+    done = run(code)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) <= 0.2
+
+
+def test_import_alone_loads_neither_torch_nor_the_engine():
+    run("import sys, unshard, deepspeed; assert 'torch' not in sys.modules and 'unshard._core' not in sys.modules")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_works_across_a_fork(when):
+    load = "import torch, unshard; unshard.ConfigError"
+    code = f"""
+import os
+{load if when == "before" else ""}
+pid = os.fork()
+{load if when == "after" else ""}
+import torch, unshard
+model = torch.nn.Linear(2, 2)
+engine, *_ = unshard.initialize(model=model, config={{"optimizer": {{"type": "SGD"}}, "zero_optimization": {{"stage": 3}}}})
+engine.backward(engine(torch.ones(1, 2)).sum())
+engine.step()
+if pid == 0:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    run(code, UNSHARD_QUIET="1")
+
+
+def test_every_name_resolves():
+    run("""
+import unshard, deepspeed
+for module in (unshard, deepspeed):
+    for name in module.__all__:
+        assert getattr(module, name) is not None or name.startswith("__git"), name
+for name in dir(unshard):
+    getattr(unshard, name)
+""")
+
+
+def test_names_of_later_work_say_so_and_are_absent_for_hasattr():
+    run("""
+import deepspeed
+for holder, name in ((deepspeed, "moe"), (deepspeed, "init_inference"), (deepspeed.zero, "TiledLinear"), (deepspeed.ops, "lamb")):
+    assert not hasattr(holder, name)
+    try:
+        getattr(holder, name)
+    except AttributeError as error:
+        assert f"{holder.__name__}.{name} is not available in unshard yet" == str(error)
+assert not hasattr(deepspeed, "no_such_thing")
+""")
+
+
+def test_the_pieces_that_scripts_import():
+    run("""
+import deepspeed
+assert deepspeed.__version__.startswith("0.19.8") and deepspeed.__version_major__ == 0
+from deepspeed import DeepSpeedEngine, comm as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+from deepspeed.runtime.engine import DeepSpeedEngine as again
+from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES, WarmupLR
+from deepspeed.runtime.utils import see_memory_usage
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.utils import RepeatingLoader, groups, log_dist, logger, safe_get_full_fp32_param, set_z3_leaf_modules
+assert again is DeepSpeedEngine and deepspeed.runtime.lr_schedules.WarmupLR is WarmupLR
+assert deepspeed.comm is dist and not dist.is_initialized()
+assert get_accelerator().device_name() in ("cpu", "cuda")
+assert sorted(VALID_LR_SCHEDULES) == ["LRRangeTest", "OneCycle", "WarmupCosineLR", "WarmupDecayLR", "WarmupLR"]
+""")
+
+
+def test_config_show_prints_keys_values_and_origins(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2}}')
+    command = [sys.executable, "-m", "unshard.cli", "config", "show", str(file), "--world-size", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
+    assert lines["train_batch_size"][0] == "8" and lines["zero_optimization.stage"][0] == "2"
+    assert lines["train_micro_batch_size_per_gpu"][:2] == ["4", "derived"]
+    file.write_text('{"zero_optimisation": {"stage": 2}}')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "zero_optimization" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,204 @@
+"""Optimizers and schedules as Python users meet them: alone, passed in, named in the JSON; equal to torch's dense ones."""
+import dense
+import pytest
+import torch
+import torch.nn as nn
+from ranks import run_ranks
+
+import unshard
+from unshard import optim, schedules
+
+
+def parameters():
+    g = torch.Generator().manual_seed(3)
+    made = [torch.randn(5, 7, generator=g), torch.randn(33, generator=g), torch.randn(6, 4, generator=g).t()]
+    return [nn.Parameter(t) for t in made]
+
+
+def give_gradients(params, step):
+    for i, p in enumerate(params):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
+
+
+ALONE = [
+    (lambda p: optim.AdamW(p, lr=0.05, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1)),
+    (lambda p: optim.Adam(p, lr=0.05, weight_decay=0.1, adam_w_mode=False), lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1)),
+    (lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)),
+    (lambda p: optim.Adagrad(p, lr=0.05, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, lr=0.05, weight_decay=0.1)),
+]
+
+
+@pytest.mark.parametrize("make, reference", ALONE)
+def test_alone_on_plain_tensors_equals_torch(make, reference):
+    a, b = parameters(), parameters()
+    mine, theirs = make(a), reference(b)
+    for step in range(6):
+        give_gradients(a, step), give_gradients(b, step)
+        mine.step(), theirs.step()
+    dense.close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("make, reference", ALONE)
+def test_state_dict_continues_exactly(make, reference):
+    a = parameters()
+    first = make(a)
+    for step in range(3):
+        give_gradients(a, step)
+        first.step()
+    b = [nn.Parameter(p.detach().clone()) for p in a]
+    second = make(b)
+    second.load_state_dict(first.state_dict())
+    for step in range(3, 6):
+        give_gradients(a, step), give_gradients(b, step)
+        first.step(), second.step()
+    assert all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.up, self.down = nn.Linear(8, 13), nn.Linear(13, 8)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+def loss_of(model, rank, step):
+    x, y = dense.batch(rank, step)
+    return ((model(x) - y)**2).mean()
+
+
+CLIENTS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1), "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01), "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01), "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.02, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+}
+
+
+def client(rank, world, name, stage, as_function):
+    model, twin = Net(), Net()
+    made = CLIENTS[name] if as_function else CLIENTS[name](model.parameters())
+    engine, optimizer, _, _ = unshard.initialize(model=model, optimizer=made, config={
+        "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}})
+    reference = CLIENTS[name](twin.parameters())
+    assert isinstance(optimizer, torch.optim.Optimizer) and engine.client_optimizer is (None if as_function else made)
+    for step in range(5):
+        engine.backward(loss_of(engine, rank, step))
+        engine.step()
+        dense.accumulate_mean_gradient(twin, [lambda m, r=r: loss_of(m, r, step) for r in range(world)])
+        reference.step()
+        if step == 2:
+            for o in (optimizer.optimizer, reference):        # the client's own groups are those that count
+                o.param_groups[0]["lr"] *= 0.5
+    dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-5)
+    assert [p.shape for p in optimizer.param_groups[0]["params"]] == [p.shape for p in model.parameters()]
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("name", list(CLIENTS))
+def test_any_element_wise_torch_optimizer_equals_its_dense_self(name, stage):
+    client(0, 1, name, stage, False)
+
+
+@pytest.mark.parametrize("name, stage, as_function", [("AdamW", 2, False), ("RMSprop", 3, True), ("NAdam", 1, False), ("SGD", 0, True)])
+def test_client_optimizers_on_two_ranks(name, stage, as_function):
+    run_ranks(2, client, name, stage, as_function)
+
+
+def whole_matrices(rank, world, stage):
+    model = Net()
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+    engine, *_ = unshard.initialize(model=model, optimizer=torch.optim.Adafactor(model.parameters(), lr=0.01), config=config)
+    engine.backward(loss_of(engine, rank, 0))
+    engine.step()
+
+
+def test_an_optimizer_of_whole_matrices_runs_on_whole_parameters_and_is_refused_on_pieces():
+    run_ranks(2, whole_matrices, 0)
+    outcomes = run_ranks(2, whole_matrices, 1, expect_failure=True)
+    assert all(o.code != 0 and "Adafactor looks at whole matrices" in o.output for o in outcomes)
+
+
+def own_class(rank, world, stage, dtype):
+    """A fused optimizer passed in runs as the engine's own."""
+    model, twin = Net(), Net()
+    groups = [{"params": [model.up.weight, model.down.weight], "weight_decay": 0.2},
+              {"params": [model.up.bias, model.down.bias], "weight_decay": 0.0, "lr": 0.05}]
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+    engine, optimizer, _, _ = unshard.initialize(model=model, optimizer=optim.AdamW(groups, lr=0.02), config=config)
+    reference = torch.optim.AdamW([{"params": [twin.up.weight, twin.down.weight], "weight_decay": 0.2},
+                                   {"params": [twin.up.bias, twin.down.bias], "weight_decay": 0.0, "lr": 0.05}], lr=0.02)
+    for step in range(5):
+        engine.backward(loss_of(engine, rank, step))
+        engine.step()
+        dense.accumulate_mean_gradient(twin, [lambda m, r=r: loss_of(m, r, step) for r in range(world)])
+        reference.step()
+    dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-5)
+    saved = optimizer.state_dict()
+    before = dense.hex_of(dense.weights(engine, model).values())
+    engine.backward(loss_of(engine, rank, 5))
+    engine.step()
+    optimizer.load_state_dict(saved)
+    assert dense.hex_of(dense.weights(engine, model).values()) == before
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_parameter_groups_and_the_optimizers_state_dict(stage):
+    run_ranks(2, own_class, stage, "fp32")
+
+
+def test_json_names_classes_of_torch_too():
+    model = Net()
+    engine, optimizer, _, scheduler = unshard.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_batch_size": 4, "optimizer": {"type": "NAdam", "params": {"lr": 0.01, "betas": [0.8, 0.9]}},
+        "scheduler": {"type": "StepLR", "params": {"step_size": 2, "gamma": 0.5}}})
+    assert type(optimizer.optimizer) is torch.optim.NAdam and optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    rates = []
+    for step in range(4):
+        engine.backward(loss_of(engine, 0, step))
+        engine.step()
+        rates.append(engine.get_lr()[0])
+    assert rates == pytest.approx([0.01, 0.005, 0.005, 0.0025])
+    assert type(scheduler).__name__ == "StepLR"
+    engine.destroy()
+
+
+def test_schedule_moves_on_applied_boundary_updates_only():
+    model = Net()
+    engine, optimizer, _, scheduler = unshard.initialize(model=model, config={
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1, "warmup_num_steps": 10, "warmup_type": "linear"}}})
+    seen = [scheduler.last_batch_iteration]
+    for micro in range(6):
+        loss = loss_of(engine, 0, micro)
+        engine.backward(loss * float("inf") if micro == 3 else loss)
+        engine.step()
+        seen.append(scheduler.last_batch_iteration)
+    assert seen == [-1, -1, 0, 0, 0, 0, 1] and engine.skipped_steps == 1
+    engine.destroy()
+
+
+@pytest.mark.parametrize("kind", schedules.VALID_LR_SCHEDULES)
+def test_schedules_work_on_any_torch_optimizer_and_resume(kind):
+    more = {"WarmupDecayLR": {"total_num_steps": 9}, "WarmupCosineLR": {"total_num_steps": 9},
+            "OneCycle": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 3}}.get(kind, {})
+    make = getattr(schedules, kind)
+
+    def build():
+        return torch.optim.SGD(parameters(), lr=0.1, momentum=0.9)
+    first = make(build(), **more)
+    rates = []
+    for _ in range(8):
+        first.step()
+        rates.append(first.get_last_lr())
+    resumed = make(build(), **more)
+    resumed.load_state_dict({"last_batch_iteration": 3})
+    assert resumed.get_last_lr() == rates[3] == resumed.get_lr()
+    for expected in rates[4:]:
+        resumed.step()
+        assert resumed.get_last_lr() == expected
+    assert first.optimizer.param_groups[0]["lr"] == rates[-1][0] and len(set(map(tuple, rates))) > 1 or kind == "LRRangeTest"

@@ -1,0 +1,269 @@
+"""Building partitioned models, whole values, and the attributes of partitioned parameters, as Python users meet them."""
+import json
+import os
+
+import dense
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from ranks import run_ranks
+
+import unshard
+
+CONFIG = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+          "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 4}}
+MEMORY = [{}, {"UNSHARD_SHARE_MEMORY": "off"}]
+
+
+def same_everywhere(tensor):
+    out = [None] * dist.get_world_size()
+    dist.all_gather_object(out, tensor.detach().clone().tolist())
+    return all(v == out[0] for v in out)
+
+
+def partitioned(parameter):
+    return "DeferredInit" in str(torch._C._dispatch_keys(parameter))
+
+
+class Model(nn.Module):
+    """Tied weights, a raw parameter at the root, a small one, nested containers, an initialisation of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(2))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(3))
+        self.root = nn.Parameter(torch.randn(9, 3))
+        self.apply(self.start)
+
+    def start(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.1)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x) * self.scale.sum() + self.root.sum()
+
+
+def built(rank, world, dtype):
+    torch.manual_seed(17)                          # the same draws on every rank, so that a dense twin can be made
+    twin = Model()
+    torch.manual_seed(17)
+    with unshard.zero.Init(config_dict_or_path=CONFIG, dtype=getattr(torch, dtype)):
+        model = Model()
+    assert dist.is_initialized()
+    assert {n for n, p in model.named_parameters() if not partitioned(p)} == {"scale"}
+    assert model.head.weight is model.embed.weight and {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+    for (name, p), q in zip(model.named_parameters(), twin.parameters()):
+        if dtype != "float32" and p.dim() == 2 and name != "root":
+            continue                               # drawn again by start(), in the dtype it then has
+        assert p.shape == q.shape and torch.equal(p.detach().clone(), q.detach().to(p.dtype)), name
+    if dtype == "float32":
+        engine, *_ = unshard.initialize(model=model, config=CONFIG)
+        ids = torch.arange(6).view(2, 3)
+        engine.backward(engine(ids).square().mean())
+        engine.step()
+        twin(ids).square().mean().backward()
+        torch.optim.SGD(twin.parameters(), lr=0.1).step()
+        dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-5)
+        engine.destroy()
+
+
+@pytest.mark.parametrize("env", MEMORY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_built_partitioned_equals_one_built_whole(dtype, env):
+    run_ranks(2, built, dtype, env=env)
+
+
+def different_seeds(rank, world):
+    torch.manual_seed(rank)
+    with unshard.zero.Init(config_dict_or_path=CONFIG):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    assert all(same_everywhere(p) for p in model.parameters())
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    assert torch.equal(model[0].weight.detach().clone(), twin[0].weight)        # rank 0's draws
+
+
+@pytest.mark.parametrize("env", MEMORY)
+def test_values_are_those_of_rank_0_whatever_the_seeds(env):
+    run_ranks(2, different_seeds, env=env)
+
+
+def forms(rank, world):
+    with unshard.zero.Init(enabled=False):
+        plain = nn.Linear(8, 8)
+    with unshard.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 2}}):
+        whole = nn.Linear(8, 8)
+    assert not partitioned(plain.weight) and not partitioned(whole.weight)
+    half_resolved = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": 0},
+                     "bf16": {"enabled": "auto"}, "train_batch_size": 7, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    with unshard.zero.Init(config_dict_or_path=half_resolved):
+        outer = nn.Linear(8, 8)
+        with unshard.zero.Init(config_dict_or_path=half_resolved, dtype=torch.bfloat16):
+            inner = nn.Linear(8, 8)
+        again = nn.Linear(8, 8)
+        engine, *_ = unshard.initialize(model=nn.Linear(4, 4), config={**CONFIG, "zero_optimization": {"stage": 0}})
+    assert [p.dtype for p in (outer.weight, inner.weight, again.weight)] == [torch.float32, torch.bfloat16, torch.float32]
+    assert all(partitioned(p) for p in (outer.weight, inner.weight, again.weight)) and not partitioned(engine.module.weight)
+    later = nn.Linear(8, 8)
+    assert not partitioned(later.weight)
+    want = later.weight.detach().clone()
+    with open(f"c{rank}.json", "w") as file:
+        json.dump(half_resolved, file)
+    unshard.zero.Init(module=later, config_dict_or_path=f"c{rank}.json")
+    assert partitioned(later.weight) and (rank or torch.equal(later.weight.detach().clone(), want))
+    try:
+        with unshard.zero.Init(config_dict_or_path=half_resolved):
+            nn.Linear(8, 8)
+            raise KeyError("the user's")
+    except KeyError:
+        pass
+    assert not partitioned(nn.Linear(8, 8).weight)
+
+
+def test_forms_of_init():
+    run_ranks(2, forms)
+
+
+def gathered(rank, world, stage):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    engine, *_ = unshard.initialize(model=model, config={**CONFIG, "zero_optimization": {**CONFIG["zero_optimization"], "stage": stage}})
+    first, params = model[0].weight, list(model.parameters())
+    with unshard.zero.GatheredParameters(params):
+        for p in params:
+            assert p.detach().numpy().size == p.numel()
+    with unshard.zero.GatheredParameters(params, modifier_rank=1):
+        for p in params:
+            p.data.fill_(float(rank + 5))
+    assert all((p.detach().clone() == 6).all() for p in params) and all(same_everywhere(p) for p in params)
+    with unshard.zero.GatheredParameters(first, modifier_rank=0):
+        if rank == 0:
+            first.detach().numpy()[:] = 2                      # below the operators
+    assert (first.detach().clone() == 2).all()
+    stranger = nn.Parameter(torch.ones(3))
+    with unshard.zero.GatheredParameters([stranger, torch.ones(2), *model.buffers()], modifier_rank=0):
+        stranger.data.fill_(rank)
+    assert (stranger == rank).all()                            # nobody's: left alone
+    with unshard.zero.GatheredParameters([], modifier_rank=0), unshard.zero.GatheredParameters(p for p in params):
+        pass
+    assert (unshard.safe_get_full_fp32_param(first) == 2).all()
+    engine.backward(engine(torch.ones(2, 8)).sum())
+    engine.step()
+    assert same_everywhere(first) and not (first.detach().clone() == 2).all()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("env", MEMORY)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gathered_parameters(stage, env):
+    run_ranks(2, gathered, stage, env=env)
+
+
+def attributes(rank, world):
+    import deepspeed
+    with deepspeed.zero.Init(config_dict_or_path=CONFIG):
+        model = Model()
+    p, small = model.embed.weight, model.scale
+    assert p.ds_shape == torch.Size([11, 8]) and p.ds_numel == 88 and not p.ds_persist and small.ds_persist
+    assert small.ds_shape == torch.Size([3]) and p.ds_status == deepspeed.zero.ZeroParamStatus.NOT_AVAILABLE
+    assert p.ds_tensor.numel() == 44 and isinstance(p.ds_id, int) and p.ds_id != small.ds_id
+    stranger = nn.Parameter(torch.ones(2))
+    assert not any(hasattr(stranger, a) for a in ("ds_id", "ds_shape", "ds_numel", "ds_status", "ds_tensor", "ds_persist"))
+    engine, *_ = deepspeed.initialize(model=model, config=CONFIG)
+    assert engine.gradient_clipping() == 1.0 and p.ds_numel == 88
+    engine.destroy()
+    assert not hasattr(p, "ds_id") and not partitioned(p)
+
+
+def test_ds_attributes_are_there_exactly_while_somebody_owns_the_parameter():
+    run_ranks(2, attributes)
+
+
+def access(rank, world, stage, dtype):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    half = {} if dtype == "fp32" else {dtype: {"enabled": True}}
+    engine, *_ = unshard.initialize(model=model, config=dense.config(stage, optimizer={"type": "AdamW", "params": {"lr": 0.01}}, **half))
+    w = model[0].weight
+    assert unshard.safe_get_full_grad(w) is None
+    engine.backward(engine(torch.full((2, 5), 0.5 + rank, dtype=w.dtype)).float().mean())
+    grad = unshard.safe_get_full_grad(w)
+    unshard.safe_set_full_grad(w, grad * 2)
+    assert torch.allclose(unshard.safe_get_full_grad(w), grad * 2)
+    pieces = [None] * world
+    dist.all_gather_object(pieces, unshard.safe_get_local_grad(w).tolist())
+    assert torch.allclose(torch.tensor(sum(pieces, [])), 2 * grad.flatten())
+    unshard.safe_update_full_grad_vectorized([w], lambda g, p: g / 2)
+    assert torch.allclose(unshard.safe_get_full_grad(w), grad)
+    engine.step()
+    assert torch.allclose(unshard.safe_get_full_optimizer_state(w, "exp_avg"), 0.1 * grad, rtol=1e-4, atol=1e-8)
+    assert unshard.safe_get_full_optimizer_state(w, "no_such_state") is None
+    value = torch.arange(35.0).view(7, 5)
+    unshard.safe_set_full_fp32_param(w, value)
+    assert torch.equal(unshard.safe_get_full_fp32_param(w), value) and torch.equal(w.detach().clone(), value.to(w.dtype))
+    unshard.safe_set_full_optimizer_state(w, value, "exp_avg")
+    assert torch.equal(unshard.safe_get_full_optimizer_state(w, "exp_avg"), value)
+    local = unshard.safe_get_local_fp32_param(w)
+    unshard.safe_set_local_fp32_param(w, torch.full_like(local, rank + 1.0))
+    unshard.safe_set_local_optimizer_state(w, torch.full_like(local, rank + 3.0), "exp_avg")
+    cut = torch.cat([torch.full((18,), 1.0), torch.full((17,), 2.0)]).view(7, 5)
+    assert torch.equal(unshard.safe_get_full_fp32_param(w), cut) and torch.equal(w.detach().clone(), cut.to(w.dtype))
+    assert torch.equal(unshard.safe_get_full_optimizer_state(w, "exp_avg"), cut + 2)
+    with pytest.raises(ValueError, match="belongs to no engine"):
+        unshard.safe_get_full_fp32_param(nn.Parameter(torch.ones(2)))
+    with pytest.raises(ValueError, match="shape"):
+        unshard.safe_set_full_fp32_param(w, torch.ones(3))
+    engine.destroy()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_access_to_masters_gradients_and_states(stage, dtype):
+    run_ranks(2, access, stage, dtype)
+
+
+def two_stores(rank, world):
+    """A model of two parts, each built in a context of its own, and a third part built whole."""
+    torch.manual_seed(5)
+    with unshard.zero.Init(config_dict_or_path=CONFIG):
+        a = nn.Linear(8, 16)
+    with unshard.zero.Init(config_dict_or_path=CONFIG):
+        b = nn.Linear(16, 16)
+    c = nn.Linear(16, 3)
+    model = nn.Sequential(a, b, c)
+    torch.manual_seed(5)
+    twin = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    engine, *_ = unshard.initialize(model=model, config=CONFIG)
+    x = torch.ones(2, 8)
+    engine.backward(engine(x).square().mean())
+    engine.step()
+    twin(x).square().mean().backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-6)
+    engine.destroy()
+
+
+def test_parts_built_in_several_contexts_make_one_engine():
+    run_ranks(2, two_stores)
+
+
+def never_the_whole(rank, world):
+    """32 MiB a layer, 8 layers: a rank holds its half and one layer at a time."""
+    import resource
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with unshard.zero.Init(config_dict_or_path=CONFIG):
+        model = nn.Sequential(*[nn.Linear(2048, 4096, bias=False) for _ in range(8)])
+    assert all(partitioned(p) for p in model.parameters())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux")
+def test_no_rank_ever_holds_the_whole_model():
+    for grown_kib in run_ranks(2, never_the_whole, env={"UNSHARD_SHARE_MEMORY": "off"}):
+        assert grown_kib / 1024 < 128 + 3 * 32
