@@ -9,6 +9,9 @@ set_target_properties(unshard PROPERTIES
 target_compile_features(unshard INTERFACE cxx_std_20)
 target_include_directories(unshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 add_library(unshard::unshard ALIAS unshard)
+if(NOT UNSHARD_SANITIZE)               # whose runtime only programs bring
+  target_link_options(unshard PRIVATE LINKER:--no-undefined)
+endif()
 
 # Torch's libraries are found beside ours where both are under one prefix (an environment that may be moved), else where they are now.
 cmake_path(IS_PREFIX CMAKE_INSTALL_PREFIX "${UNSHARD_TORCH_LIB_DIR}" NORMALIZE torch_below_prefix)
@@ -36,11 +39,15 @@ if(UNSHARD_BUILD_EXAMPLES)
   set_target_properties(train_gpt PROPERTIES BUILD_RPATH_USE_ORIGIN ON)
 endif()
 
-if(UNSHARD_BUILD_TESTS)
+if(UNSHARD_BUILD_TESTS AND NOT UNSHARD_SANITIZE)
   add_test(NAME cpp_install
            COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_SOURCE_DIR} -DTorch_DIR=${Torch_DIR}
                    -DLAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -DCOMPILER=${CMAKE_CXX_COMPILER} -DGENERATOR=${CMAKE_GENERATOR}
-                   -DMAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} "-DFLAGS=${CMAKE_CXX_FLAGS}" "-DSANITIZE=${UNSHARD_SANITIZE}"
+                   -DMAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} "-DFLAGS=${CMAKE_CXX_FLAGS}"
                    -P ${CMAKE_SOURCE_DIR}/tests/cpp_install/run.cmake)
   set_tests_properties(cpp_install PROPERTIES TIMEOUT 600 LABELS install ENVIRONMENT OMP_NUM_THREADS=1)
+  if(UNSHARD_BUILD_EXAMPLES)
+    add_test(NAME cpp_example COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_SOURCE_DIR} -P ${CMAKE_SOURCE_DIR}/tests/cpp_example/run.cmake)
+    set_tests_properties(cpp_example PROPERTIES TIMEOUT 600 LABELS example)
+  endif()
 endif()

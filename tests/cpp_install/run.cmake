@@ -16,12 +16,8 @@ step("install" ${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix --com
 
 # The project is copied away from this repository, so that only the installed headers can be found.
 file(COPY ${SOURCE}/examples/cpp/ DESTINATION ${work}/project)
-set(flags ${FLAGS})
-if(SANITIZE)
-  string(APPEND flags " -fsanitize=${SANITIZE}")
-endif()
 step("configuring the project" ${CMAKE_COMMAND} -S ${work}/project -B ${work}/build -G ${GENERATOR}
-     -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_CXX_FLAGS=${flags}
+     -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_CXX_FLAGS=${FLAGS}
      -DCMAKE_PREFIX_PATH=${work}/prefix -DTorch_DIR=${Torch_DIR})
 step("building the project" ${CMAKE_COMMAND} --build ${work}/build)
 
