@@ -1,7 +1,7 @@
 """Start-up: startup.py import MODULE | initialize MODULE; prints one JSON line.
 
-`import`: seconds that importing MODULE and loading its engine takes after `import torch`. `initialize`: seconds of the first initialize() of
-a small model on one rank, and of the first step.
+`import`: seconds that importing MODULE and loading its engine takes after `import torch`. `initialize`: seconds of the first initialize()
+of a small model on one rank, and of the first step.
 """
 import json
 import os
