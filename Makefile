@@ -43,8 +43,10 @@ demo: build
 bench: build
 	@$(PY) bench/run.py $(ARGS)
 
+# The random tests run SOAK times as long as in `make test`.
+SOAK ?= 10
 soak: build
-	@UNSHARD_SOAK=1 $(PY) tests/run_all.py --build $(BUILD) --no-conformance
+	@UNSHARD_SOAK=$(SOAK) $(PY) tests/run_all.py --build $(BUILD) --no-conformance
 	@for kind in asan tsan; do cmake --preset $$kind && $(NINJA) -C build-$$kind -j $(JOBS) && ctest --preset $$kind || exit 1; done
 
 # clang-tidy looks at the sources that differ from LINT_BASE.
