@@ -69,6 +69,7 @@ const Names& no_read_names() {
                            "cudnn_is_acceptable",
                            "_assert_tensor_metadata",
                            "_backward",
+                           "data",
                            "qscheme"};
   return names;
 }
@@ -81,8 +82,8 @@ const Names& silent_view_names() {
 
 // They write a tensor's metadata, not its data.
 const Names& metadata_write_names() {
-  static const Names names{"as_strided_", "detach_",   "requires_grad_", "retain_grad", "set_data", "t_",           "transpose_",
-                           "swapaxes_",   "swapdims_", "squeeze_",       "unsqueeze_",  "rename_",  "record_stream"};
+  static const Names names{"as_strided_", "detach_",   "requires_grad_", "retain_grad", "set_data",   "t_",
+                           "transpose_",  "swapaxes_", "swapdims_",      "squeeze_",    "unsqueeze_", "rename_"};
   return names;
 }
 
@@ -116,7 +117,7 @@ OperatorTraits classify(const c10::OperatorHandle& op) {
   if (!aten) return traits;
   traits.pass_through = is_view || no_read_names().contains(name) || silent_view_names().contains(name) ||
                         metadata_write_names().contains(name) || composing_names().contains(name);
-  if (name == "set_") traits.writes = 0;  // looks at the old storage, then leaves it
+  if (name == "set_" || name == "record_stream") traits.writes = 0;  // looks at the storage, writes no data
   traits.overwrites = overwrite_names().contains(name);
   traits.casts = name == "_to_copy";
   return traits;

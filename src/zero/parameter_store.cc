@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "unshard/core/error.h"
+#include "unshard/core/log.h"
 #include "zero/phase_scope.h"
 #include "zero/raw_tensor.h"
 #include "zero/registry.h"
@@ -123,7 +124,11 @@ ParameterStore::~ParameterStore() {
     (void)state_.release();  // a forked child: its threads and peers are the parent's
     return;
   }
-  state_->release_all(/*communicate=*/false);
+  try {
+    state_->release_all(/*communicate=*/false);
+  } catch (const std::exception& error) {
+    log_warning(state_->rank, cat("a parameter store was destroyed and could not give its parameters back: ", error.what()));
+  }
 }
 
 int ParameterStore::add(const at::Tensor& parameter, const std::string& name, bool partitioned) {

@@ -33,11 +33,14 @@ void give_back(Entry& entry, at::DataPtr whole, bool readable) {
 }
 
 // The private copy, the resting place of a world of one, or a copy of shared memory; empty: it must be fetched.
-at::DataPtr take_whole(StoreState& state, Entry& entry) {
+at::DataPtr take_whole(StoreState& state, Entry& entry, bool communicate) {
   if (entry.residence == Residence::gathered || entry.residence == Residence::written) return std::move(entry.copy);
   if (state.world == 1) return std::move(entry.home_owner);
   if (!entry.home) return {};
-  if (state.counters && entry.unfenced.load()) state.counters->wait_all_stored(entry.info.id, entry.info.name);
+  if (state.counters && entry.unfenced.load()) {
+    if (!communicate && !state.counters->all_stored(entry.info.id)) return {};  // incomplete, and nobody may be left to wait for
+    if (communicate) state.counters->wait_all_stored(entry.info.id, entry.info.name);
+  }
   auto whole = c10::GetAllocator(c10::kCPU)->allocate(entry.whole_bytes());
   std::memcpy(whole.get(), entry.home, entry.whole_bytes());
   return whole;
@@ -59,7 +62,7 @@ void StoreState::release_all(bool communicate) {
   std::vector<std::byte*> to;
   for (const auto& entry : entries) {
     if (!entry->info.partitioned) continue;
-    auto whole = take_whole(*this, *entry);
+    auto whole = take_whole(*this, *entry, communicate);
     const bool missed = !whole.get() && service;
     if (missed && communicate) {
       whole = allocate(*entry);
