@@ -1,4 +1,6 @@
-// How fast are the shared-memory collectives? Two forked ranks; each time is the slower rank's. Compared with a plain memcpy of this machine.
+// How fast are the shared-memory collectives? Forked ranks; each time is the slower rank's. Compared with plain memcpy, run by all ranks at
+// the same time: `ratio` with one of 64 MiB, which main memory limits as it does gradients and parameters, `hot` with one of the same size,
+// which for small sizes never leaves a core's cache, as no collective's bytes can.
 // Usage: unshard_collectives_bench [ranks=2] [largest_bytes=67108864]
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -45,7 +47,7 @@ double memcpy_bandwidth(Communicator& comm, std::int64_t bytes) {
 
 struct Operation {
   const char* name;
-  double must_move;     ///< bytes read and written by any implementation, in units of `bytes`, for 2 ranks: (in, out) of one rank
+  double must_move;     ///< what a rank must read and write in any implementation, in units of `bytes`
   double bus_factor;    ///< busbw / algbw, as nccl-tests define it
   std::function<void(Communicator&)> run;
   at::Tensor result;
@@ -67,7 +69,7 @@ double time_of(Communicator& comm, const Operation& operation, int rounds) {
 }
 
 /// `bytes` is the size of the whole (gathered, unreduced) tensor, as nccl-tests count it.
-void bench_size(Communicator& comm, std::int64_t bytes, at::ScalarType dtype) {
+void bench_size(Communicator& comm, std::int64_t bytes, at::ScalarType dtype, double memory) {
   const double n = comm.world_size();
   const std::int64_t numel = bytes / static_cast<std::int64_t>(c10::elementSize(dtype)), part = numel / comm.world_size();
   at::Tensor whole = at::full({numel}, 1, dtype), other = at::full({numel}, 1, dtype), slice = at::full({part}, 1, dtype);
@@ -78,7 +80,7 @@ void bench_size(Communicator& comm, std::int64_t bytes, at::ScalarType dtype) {
       {"broadcast", 1, 1, [&](Communicator& c) { c.broadcast(whole, 0); }, whole, 1},
       {"all_to_all", 2, (n - 1) / n, [&](Communicator& c) { c.all_to_all(other, whole); }, other, 1},
   };
-  const double copy = memcpy_bandwidth(comm, bytes);
+  const double hot = memcpy_bandwidth(comm, bytes);
   const int rounds = bytes <= (1 << 20) ? 200 : 20;
   for (const Operation& operation : operations) {
     for (at::Tensor tensor : {whole, other, slice}) tensor.fill_(1);
@@ -89,8 +91,8 @@ void bench_size(Communicator& comm, std::int64_t bytes, at::ScalarType dtype) {
     const double seconds = time_of(comm, operation, rounds);
     if (comm.rank() != 0) continue;
     const double algbw = static_cast<double>(bytes) / seconds * 1e-9, moved = operation.must_move * static_cast<double>(bytes) / seconds;
-    std::printf("%-15s %10ld %6s %10.1f %9.2f %9.2f %9.2f %6.2f %6ld\n", operation.name, static_cast<long>(bytes), c10::toString(dtype),
-                seconds * 1e6, algbw, algbw * operation.bus_factor, copy * 1e-9, moved / copy, static_cast<long>(wrong));
+    std::printf("%-15s %10ld %6s %10.1f %9.2f %9.2f %6.2f %6.2f %6ld\n", operation.name, static_cast<long>(bytes), c10::toString(dtype),
+                seconds * 1e6, algbw, algbw * operation.bus_factor, moved / memory, moved / hot, static_cast<long>(wrong));
   }
 }
 
@@ -100,8 +102,8 @@ int main(int argc, char** argv) {
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
   const std::int64_t largest = argc > 2 ? std::atoll(argv[2]) : 64 << 20;
   const unshard::testing::PipeExchange exchange(ranks);
-  std::printf("# %d ranks, 1 thread each; ratio = bytes the operation must read and write / time / memcpy bandwidth (read + write)\n", ranks);
-  std::printf("%-15s %10s %6s %10s %9s %9s %9s %6s %6s\n", "# op", "bytes", "dtype", "median_us", "algbw", "busbw", "memcpy", "ratio", "wrong");
+  std::printf("# %d ranks, 1 thread each; ratio, hot = bytes a rank must read and write / time / memcpy bandwidth (64 MiB, same size)\n", ranks);
+  std::printf("%-15s %10s %6s %10s %9s %9s %6s %6s %6s\n", "# op", "bytes", "dtype", "median_us", "algbw", "busbw", "ratio", "hot", "wrong");
   const auto exits = unshard::testing::fork_ranks(ranks, 300, [&](int rank) {
     at::set_num_threads(1);
     comm::CommunicatorImpl::Parts parts;
@@ -109,8 +111,10 @@ int main(int argc, char** argv) {
     parts.size = ranks;
     parts.host = std::static_pointer_cast<comm::HostGroupImpl>(HostGroup::connect(rank, ranks, exchange.for_rank(rank)));
     comm::CommunicatorImpl communicator(std::move(parts));
+    const double memory = memcpy_bandwidth(communicator, 64 << 20);
+    if (rank == 0) std::printf("# memcpy of 64 MiB: %.2f GB/s read and written by each rank\n", memory * 1e-9);
     for (auto dtype : {at::kFloat, at::kBFloat16})
-      for (std::int64_t bytes = 4096; bytes <= largest; bytes *= 4) bench_size(communicator, bytes, dtype);
+      for (std::int64_t bytes = 4096; bytes <= largest; bytes *= 4) bench_size(communicator, bytes, dtype, memory);
     return 0;
   });
   for (const auto& exit : exits)

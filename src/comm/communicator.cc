@@ -60,9 +60,16 @@ comm::PeerWatch watch_same_host(const std::vector<Card>& cards, int rank) {
   return comm::PeerWatch(pids);
 }
 
+/// One store may serve several communicators, made one after the other by all ranks: each gets keys of its own, by a count a rank.
+c10::intrusive_ptr<c10d::Store> own_keys(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+  const auto generation = store->add(cat("unshard/communicators/", rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", generation), store);
+}
+
 /// `group` may be null: then Gloo is set up unless shared memory serves.
 std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::ProcessGroup> group,
                                        const CommOptions& options) {
+  store = own_keys(store, rank);
   comm::StoreExchange exchange(store, "init", rank, size, {options.timeout, options.interrupt_check});
   const auto cards = exchange_cards(exchange, options);
   CommunicatorImpl::Parts parts;

@@ -94,6 +94,12 @@ void CommunicatorImpl::check_usable(const Call& call) const {
   throw CommError(cat(Place{call.op, call.detail}.text(), " this group can't be used any more; its first error was: ", broken_));
 }
 
+void CommunicatorImpl::set_broken(std::string_view reason) {
+  std::lock_guard<std::mutex> lock(broken_mutex_);
+  if (!is_broken_.load()) broken_ = first_line(reason);
+  is_broken_.store(true, std::memory_order_release);
+}
+
 template <class Function>
 void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function) {
   const Call call{op, detail, step()};
@@ -101,10 +107,13 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
   const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step);
   try {
     function(call);
+  } catch (const std::invalid_argument&) {   // found before any communication
+    throw;
   } catch (const std::exception& error) {
-    std::lock_guard<std::mutex> lock(broken_mutex_);
-    if (!is_broken_.load()) broken_ = first_line(error.what());
-    is_broken_.store(true, std::memory_order_release);
+    set_broken(error.what());
+    throw;
+  } catch (...) {   // an interrupt of the caller's own kind
+    set_broken(cat("interrupted in ", op));
     throw;
   }
   recorder_.end(sequence);

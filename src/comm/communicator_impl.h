@@ -59,6 +59,7 @@ class CommunicatorImpl final : public Communicator {
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   void check_usable(const Call& call) const;
+  void set_broken(std::string_view reason);
   void check_peer(const char* op, int peer) const;
   std::int64_t share(std::int64_t bytes) const { return bytes / size_ * (size_ - 1); }
   c10::intrusive_ptr<c10d::Store> substore(std::string_view kind, std::string_view name);

@@ -2,16 +2,22 @@
 #include "unshard/comm/communicator.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "comm/gloo_group.h"
 #include "comm/testing.h"
 #include "unshard/core/error.h"
 
 namespace unshard {
 namespace {
 
+using namespace std::chrono_literals;
 using testing::run_ranks;
 using testing::unshared;
 
@@ -224,6 +230,70 @@ TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
       EXPECT_TRUE(at::equal(sum, at::full({7}, std::accumulate(even.begin(), even.end(), 0), at::kLong)));
     }
     comm.barrier("subgroups done");
+  });
+}
+
+TEST_P(Collectives, OneGroupAndStoreServeSeveralCommunicators) {
+  if (size() == 1) return;   // a world of one has no store
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(size(), [&](int rank, Communicator&) {
+    const auto group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("theirs", store), rank, size(), 30s);
+    for (int i = 0; i < 2; ++i) {
+      const auto first = make_communicator(group, store, options()), second = make_communicator(group, store, options());
+      EXPECT_EQ(first->host() != nullptr, GetParam().share);
+      at::Tensor ones = at::ones({100}, at::kFloat), more = at::ones({100}, at::kFloat);
+      first->all_reduce(ones);
+      second->all_reduce(more);
+      first->check_all_in("step");
+      second->check_all_in("save");
+      EXPECT_TRUE(at::equal(ones + more, at::full({100}, 2.0 * size())));
+      first->barrier("end");
+    }
+  });
+}
+
+TEST_P(Collectives, RanksInDifferentCollectivesAreAnErrorInSharedMemory) {
+  if (size() == 1 || !GetParam().share) return;   // Gloo doesn't compare
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    at::Tensor tensor = at::zeros({100}, at::kFloat), longer = at::zeros({101}, at::kFloat);
+    try {
+      comm.all_reduce(rank == 1 ? longer : tensor, ReduceOp::sum, "norm");
+      ADD_FAILURE() << "no error on rank " << rank;
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("'norm'"), ::testing::HasSubstr("400 bytes"), ::testing::HasSubstr("404 bytes")));
+    }
+    EXPECT_THROW(comm.barrier("after"), CommError);
+  });
+}
+
+TEST_P(Collectives, ShortMessagesMayBeTakenInAnotherOrder) {
+  if (size() == 1 || !GetParam().share) return;   // Gloo's send waits for its receiver
+  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+    if (rank > 1) return;
+    at::Tensor a = at::full({10}, 1.0), b = at::full({20}, 2.0);
+    if (rank == 0) {
+      comm.send(a, 1, 1);
+      comm.send(b, 1, 2);
+    } else {
+      at::Tensor got_a = at::zeros({10}), got_b = at::zeros({20});
+      comm.recv(got_b, 0, 2);
+      comm.recv(got_a, 0, 1);
+      EXPECT_TRUE(at::equal(got_a, a) && at::equal(got_b, b));
+    }
+  });
+}
+
+TEST(CommunicatorWaits, ASlowSenderIsWaitedForThoughAnotherRankLeft) {
+  run_ranks(3, [](int rank, Communicator& comm) {
+    if (rank == 1) return;
+    at::Tensor tensor = at::full({5}, rank);
+    if (rank == 2) {
+      std::this_thread::sleep_for(3300ms);   // longer than the grace of waits that can't tell whom they need
+      comm.send(tensor, 0);
+    } else {
+      comm.recv(tensor, 2);
+      EXPECT_TRUE(at::equal(tensor, at::full({5}, 2)));
+    }
   });
 }
 

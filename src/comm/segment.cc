@@ -60,11 +60,13 @@ MemfdSegment::~MemfdSegment() { ::munmap(base_, limit_); }
 std::size_t MemfdSegment::size() const { return std::min(file_size(fd_.get()), limit_); }
 
 void MemfdSegment::reserve(std::size_t bytes) {
+  if (bytes <= reserved_.load(std::memory_order_relaxed)) return;
   if (bytes > limit_)
     throw CommError(cat("[comm.segment.reserve '", name_, "'] ", mebibytes(bytes), " wanted, but the segment was created with a limit of ",
                         mebibytes(limit_)));
   std::lock_guard<std::mutex> lock(mutex_);
   if (file_size(fd_.get()) < bytes) extend(round_up_to_page(bytes));
+  reserved_.store(bytes, std::memory_order_relaxed);
 }
 
 // fallocate and not ftruncate: it never shrinks, so that ranks may grow at the same time, and it fails where a later write would SIGBUS.

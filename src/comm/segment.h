@@ -1,5 +1,6 @@
 #pragma once
 // Memory of a memfd, mapped once with room to grow.
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,7 @@ class MemfdSegment final : public SharedSegment {
   std::string name_;
   std::size_t limit_ = 0;
   std::byte* base_ = nullptr;
+  std::atomic<std::size_t> reserved_{0};   ///< what this process knows to be there, so that reserve() is cheap
   std::mutex mutex_;   ///< one grower a process; between processes fallocate never shrinks
 };
 

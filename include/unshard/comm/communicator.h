@@ -55,6 +55,7 @@ class Communicator {
   virtual void broadcast(at::Tensor& tensor, int root, std::string_view detail = {}) = 0;
   /// Equal splits: slice r of `input` goes to rank r.
   virtual void all_to_all(at::Tensor& output, const at::Tensor& input, std::string_view detail = {}) = 0;
+  /// May wait until the destination receives it (always for long messages); messages of one pair and tag keep their order.
   virtual void send(const at::Tensor& tensor, int destination, int tag = 0) = 0;
   virtual void recv(at::Tensor& tensor, int source, int tag = 0) = 0;
   virtual void barrier(std::string_view where = {}) = 0;
@@ -84,7 +85,8 @@ class Communicator {
 };
 
 /// From RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (also the names mpirun and srun set); no variables: a world of one.
-/// `backend`: "" = gloo on a machine without GPUs, else nccl with gloo for CPU tensors. Collective.
+/// `backend`: "" or "gloo" (used when ranks don't share memory). NCCL groups are made by torch.distributed and passed to make_communicator.
+/// Collective.
 /// \throws std::invalid_argument naming a missing or malformed variable. \throws CommError address or port can't be used.
 std::shared_ptr<Communicator> init_process_group(const CommOptions& options = {}, const std::string& backend = {});
 
