@@ -38,7 +38,8 @@ at::Tensor Engine::State::shaped(const at::Tensor& flat, const ModelParameter& p
 // A value of the parameter's shape -> fp32, flat in storage order, new memory.
 at::Tensor Engine::State::flattened(const at::Tensor& value, const ModelParameter& parameter, const char* where) const {
   require(value.defined() && value.sizes() == at::IntArrayRef(parameter.geometry.sizes), "[engine.", where, "] parameter '", parameter.name,
-          "' has shape ", at::IntArrayRef(parameter.geometry.sizes), ", the value ", value.defined() ? cat(value.sizes()) : std::string("is undefined"));
+          "' has shape ", at::IntArrayRef(parameter.geometry.sizes), ", the value ",
+          value.defined() ? cat(value.sizes()) : std::string("is undefined"));
   const at::NoGradGuard no_grad;
   auto ordered = at::empty_strided(parameter.geometry.sizes, parameter.geometry.strides,
                                    at::TensorOptions().dtype(c10::kFloat).device(parameter.tensor.device()));
@@ -99,7 +100,8 @@ at::Tensor Engine::full_state(int id, const std::string& name) {
   s.require_alive("full_state");
   const auto& parameter = s.model.at(id, "full_state");
   const at::NoGradGuard no_grad;
-  if (name == "step" && s.optimizer && parameter.is_trained()) return at::full({}, static_cast<double>(s.optimizer->step_count(id)), c10::kFloat);
+  if (name == "step" && s.optimizer && parameter.is_trained())
+    return at::full({}, static_cast<double>(s.optimizer->step_count(id)), c10::kFloat);
   const auto state = s.state_domain(id, name);
   if (!state.defined()) return {};
   return s.shaped(s.keeps_whole() ? state.clone() : s.gather_pieces(state, parameter, name.c_str()), parameter);
@@ -134,7 +136,8 @@ void Engine::set_full_grad(int id, const at::Tensor& value) {
   s.gradients->ensure(id);
   const auto domain = s.gradients->domain(id);
   const auto rank = s.comm->rank();
-  flat::copy(domain, s.keeps_whole() ? flat : flat::slice(flat, parameter.layout.begin(rank), parameter.layout.size(rank)), 1 / s.gradient_scale());
+  flat::copy(domain, s.keeps_whole() ? flat : flat::slice(flat, parameter.layout.begin(rank), parameter.layout.size(rank)),
+             1 / s.gradient_scale());
   s.pipeline->mark_present(id);
   if (s.comm->world_size() > 1) s.comm->barrier("set_full_grad");
 }

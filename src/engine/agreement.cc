@@ -86,7 +86,9 @@ void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines,
     const auto other = split(texts[r]);
     for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
       const std::string a = i < first.size() ? first[i] : "nothing", b = i < other.size() ? other[i] : "nothing";
-      if (a != b) throw CommError(cat("[", where, "] ranks differ: rank 0 has ", a, ", rank ", r, " has ", b, "; all ranks must build the same model"));
+      if (a != b)
+        throw CommError(
+            cat("[", where, "] ranks differ: rank 0 has ", a, ", rank ", r, " has ", b, "; all ranks must build the same model"));
     }
   }
 }

@@ -23,17 +23,17 @@ void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines,
 
 /// What a rank knows of its own gradient slices at the boundary.
 struct GradientFacts {
-  double squares = 0;                  ///< of the accumulated sum, before any factor
-  int bad_parameter = -1;              ///< first one with a non-finite element in this rank's pieces
-  int bad_rank = -1;                   ///< whose gradient it was, if known
-  bool bad_loss = false;               ///< a loss of this rank was not finite
+  double squares = 0;      ///< of the accumulated sum, before any factor
+  int bad_parameter = -1;  ///< first one with a non-finite element in this rank's pieces
+  int bad_rank = -1;       ///< whose gradient it was, if known
+  bool bad_loss = false;   ///< a loss of this rank was not finite
 };
 
 /// The same on every rank.
 struct AgreedFacts {
   double squares = 0;
   int bad_parameter = -1, bad_rank = -1;
-  std::vector<std::uint8_t> present;   ///< by parameter: some rank had a gradient
+  std::vector<std::uint8_t> present;  ///< by parameter: some rank had a gradient
 };
 
 /// Collective: squares added in rank order, presence OR-ed; one message.

@@ -18,8 +18,9 @@ using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 
 // The engine's own copies are no business of the user's tracers and modes.
-const c10::DispatchKeySet kUserModes({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Functionalize});
+const c10::DispatchKeySet kUserModes({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                      c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                      c10::DispatchKey::Functionalize});
 
 void set_phase(Communicator& comm, Phase phase, std::string_view detail) {
   if (auto* host = comm.host()) host->set_phase(phase, comm.step(), detail);

@@ -55,9 +55,9 @@ class Backward final : public GradientReceiver, public std::enable_shared_from_t
   Communicator& comm_;
   const std::vector<std::string> names_;
   mutable std::mutex mutex_;
-  std::set<int> tasks_;                          // autograd's graph tasks that run now and whose end will be reported
-  bool task_scaled_ = false;                     // the outermost running task started from engine.scale()
-  bool last_scaled_ = true;                      // for gradients found on parameters after the pass
+  std::set<int> tasks_;       // autograd's graph tasks that run now and whose end will be reported
+  bool task_scaled_ = false;  // the outermost running task started from engine.scale()
+  bool last_scaled_ = true;   // for gradients found on parameters after the pass
   int scopes_ = 0;
   double missing_factor_ = 1, ms_ = 0;
   std::chrono::steady_clock::time_point started_;

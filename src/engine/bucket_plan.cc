@@ -79,7 +79,7 @@ class Planner {
 
   const std::int64_t slice_limit_;
   BucketPlan plan_;
-  std::map<std::pair<c10::ScalarType, bool>, int> open_;   // the bucket that still has room, by kind
+  std::map<std::pair<c10::ScalarType, bool>, int> open_;  // the bucket that still has room, by kind
 };
 
 }  // namespace

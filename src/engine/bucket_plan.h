@@ -15,11 +15,11 @@
 namespace unshard {
 
 struct PlannedParameter {
-  int id = -1;                        ///< in the store
+  int id = -1;  ///< in the store
   std::string name;
   ShardLayout layout;
-  c10::ScalarType dtype{};            ///< in which its gradient travels
-  bool active = true;                 ///< false: frozen at start; kept in buckets apart, whose memory is set aside only when they are used
+  c10::ScalarType dtype{};  ///< in which its gradient travels
+  bool active = true;       ///< false: frozen at start; kept in buckets apart, whose memory is set aside only when they are used
 };
 
 /// Elements [piece_begin, piece_begin + count) of every rank's piece, at `offset` of that rank's slice.
@@ -32,14 +32,14 @@ struct Bucket {
   c10::ScalarType dtype{};
   std::int64_t slice_numel = 0;
   std::vector<BucketMember> members;
-  int span = -1;                      ///< accumulators of a span are one contiguous piece of memory
-  std::int64_t span_offset = 0;       ///< of this bucket's slice in its span
-  std::string label;                  ///< "blocks.0.up.weight.. (7)", for messages
+  int span = -1;                 ///< accumulators of a span are one contiguous piece of memory
+  std::int64_t span_offset = 0;  ///< of this bucket's slice in its span
+  std::string label;             ///< "blocks.0.up.weight.. (7)", for messages
 };
 
 /// A bucket, or all buckets of one large parameter: their slices joined.
 struct Span {
-  std::int64_t numel = 0;             ///< elements of one rank's slice
+  std::int64_t numel = 0;  ///< elements of one rank's slice
   bool active = true;
 };
 
@@ -51,9 +51,9 @@ struct BucketPlan {
   int world_size = 1;
   std::vector<Bucket> buckets;
   std::vector<Span> spans;
-  std::vector<std::vector<MemberPlace>> places;   ///< by parameter id; in order of piece_begin; empty: not trained or no elements
-  std::vector<std::int64_t> span_offsets;         ///< by parameter id: where its piece starts in its span's slice
-  std::vector<ShardLayout> layouts;               ///< by parameter id
+  std::vector<std::vector<MemberPlace>> places;  ///< by parameter id; in order of piece_begin; empty: not trained or no elements
+  std::vector<std::int64_t> span_offsets;        ///< by parameter id: where its piece starts in its span's slice
+  std::vector<ShardLayout> layouts;              ///< by parameter id
 
   std::int64_t bucket_bytes(int bucket) const;
   std::int64_t largest_bucket_bytes() const;

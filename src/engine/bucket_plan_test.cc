@@ -59,7 +59,9 @@ TEST(BucketPlan, PiecesAreContiguousInTheirSpan) {
         EXPECT_EQ(bucket.span_offset + bucket.members[place.member].offset, expected);
         expected += bucket.members[place.member].count;
       }
-      if (parameter.layout.numel > 0) EXPECT_EQ(expected - plan.span_offsets[parameter.id], parameter.layout.shard_numel());
+      if (parameter.layout.numel > 0) {
+        EXPECT_EQ(expected - plan.span_offsets[parameter.id], parameter.layout.shard_numel());
+      }
     }
   }
 }

@@ -25,7 +25,7 @@ namespace {
 struct Operation {
   std::uint32_t round = 0;
   int bucket = 0;
-  bool dropped = false;                          // completes an epoch that zero_grad ended: zeros in, result ignored
+  bool dropped = false;  // completes an epoch that zero_grad ended: zeros in, result ignored
 };
 
 /// Shared with the thread, which may outlive the reducer when it is stuck in a collective whose peers are gone.
@@ -38,15 +38,15 @@ struct Exchange {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::deque<at::Tensor>> posted;    // by bucket: rounds not yet issued
-  std::uint64_t issued = 0;                      // operations of this epoch, a prefix of the total order
-  bool frozen = true;                            // only the plan below is issued
-  std::deque<Operation> remaining;               // the drain's plan
-  std::uint64_t generation = 0;                  // results of an older one are ignored
+  std::vector<std::deque<at::Tensor>> posted;  // by bucket: rounds not yet issued
+  std::uint64_t issued = 0;                    // operations of this epoch, a prefix of the total order
+  bool frozen = true;                          // only the plan below is issued
+  std::deque<Operation> remaining;             // the drain's plan
+  std::uint64_t generation = 0;                // results of an older one are ignored
   bool busy = false, stop = false;
   std::exception_ptr error;
 
-  std::mutex sink_mutex;                         // held while the sink runs
+  std::mutex sink_mutex;  // held while the sink runs
 };
 
 bool next_operation(Exchange& state, Operation& operation) {
@@ -101,7 +101,7 @@ void work(const std::shared_ptr<Exchange>& state) {
     try {
       run_operation(*state, operation, std::move(input), generation);
     } catch (...) {
-      error = std::current_exception();          // rethrown by the next call of the main thread
+      error = std::current_exception();  // rethrown by the next call of the main thread
     }
     lock.lock();
     state->busy = false;
@@ -112,8 +112,14 @@ void work(const std::shared_ptr<Exchange>& state) {
 
 class CollectiveReducer final : public Reducer {
  public:
-  CollectiveReducer(const BucketPlan& plan, std::shared_ptr<Communicator> comm, c10::Device device, Sink sink, const ReducerOptions& options)
-      : plan_(plan), comm_(std::move(comm)), device_(device), options_(options), begun_(plan.buckets.size()), counts_(plan.buckets.size()),
+  CollectiveReducer(const BucketPlan& plan, std::shared_ptr<Communicator> comm, c10::Device device, Sink sink,
+                    const ReducerOptions& options)
+      : plan_(plan),
+        comm_(std::move(comm)),
+        device_(device),
+        options_(options),
+        begun_(plan.buckets.size()),
+        counts_(plan.buckets.size()),
         state_(std::make_shared<Exchange>()) {
     std::vector<int> ranks(comm_->world_size());
     for (int r = 0; r < comm_->world_size(); ++r) ranks[r] = r;
@@ -192,9 +198,9 @@ class CollectiveReducer final : public Reducer {
   const std::shared_ptr<Communicator> comm_;
   const c10::Device device_;
   const ReducerOptions options_;
-  std::vector<at::Tensor> begun_;                // by bucket
-  std::vector<std::int64_t> counts_;             // by bucket: rounds posted in this epoch
-  std::int64_t discards_ = 0;                    // epochs that zero_grad ended since the last drain
+  std::vector<at::Tensor> begun_;     // by bucket
+  std::vector<std::int64_t> counts_;  // by bucket: rounds posted in this epoch
+  std::int64_t discards_ = 0;         // epochs that zero_grad ended since the last drain
   bool contributed_ = false;
   std::shared_ptr<Exchange> state_;
   std::thread thread_;

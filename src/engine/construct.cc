@@ -21,24 +21,32 @@ StoreOptions store_options(const Config& config) {
 }
 
 LossScalerOptions scaler_options(const Fp16Config& fp16) {
-  return {fp16.loss_scale, fp16.initial_scale_power, fp16.loss_scale_window, fp16.hysteresis, fp16.consecutive_hysteresis, fp16.min_loss_scale};
+  return {fp16.loss_scale, fp16.initial_scale_power,    fp16.loss_scale_window,
+          fp16.hysteresis, fp16.consecutive_hysteresis, fp16.min_loss_scale};
 }
 
 std::string settings_line(const Config& config) {
-  return cat("settings: stage ", config.zero.stage, ", accumulation ", config.batch.accumulation_steps, ", bucket ", config.zero.reduce_bucket_numel,
-             ", persistence ", config.zero.param_persistence_threshold, ", clipping ", config.gradient_clipping, ", overlap ",
-             config.zero.overlap_comm);
+  return cat("settings: stage ", config.zero.stage, ", accumulation ", config.batch.accumulation_steps, ", bucket ",
+             config.zero.reduce_bucket_numel, ", persistence ", config.zero.param_persistence_threshold, ", clipping ",
+             config.gradient_clipping, ", overlap ", config.zero.overlap_comm);
 }
 
 }  // namespace
 
-Engine::State::State(const NamedParameters& parameters, const Config& given, std::shared_ptr<Communicator> communicator, EngineOptions given_options)
+Engine::State::State(const NamedParameters& parameters, const Config& given, std::shared_ptr<Communicator> communicator,
+                     EngineOptions given_options)
     : config(given), comm(std::move(communicator)), options(std::move(given_options)) {
   require(comm != nullptr, "[engine] a communicator is needed; see unshard::init_process_group()");
   accumulation_steps = config.batch.accumulation_steps;
   std::string error = model.prepare(parameters, options.groups, config.compute_dtype(), options.store.get());
   if (error.empty() && options.store && &options.store->comm() != comm.get() && options.store->comm().world_size() != comm->world_size()) {
     error = "[engine] zero.Init used another group of ranks than the engine; give both the same";
+  }
+  for (const auto& [name, tensor] : parameters) {
+    if (!error.empty() || config.zero.stage > 0 || !options.store) break;
+    const int id = options.store->find(tensor);
+    if (id >= 0 && options.store->info(id).partitioned)
+      error = cat("[engine] parameter '", name, "' was built partitioned (zero.Init); stage 0 keeps parameters whole: use stage 3");
   }
   agree_no_error(*comm, error, "engine");
   const auto hidden = options.hidden_size > 0 ? options.hidden_size : model.hidden_size();
@@ -68,7 +76,8 @@ void Engine::State::set_up_groups() {
   if (!config.optimizer.type.empty() && is_known_optimizer(config.optimizer.type)) {
     parsed = parse_optimizer(config.optimizer.type, config.optimizer.params_json);
   } else if (from_json) {
-    throw ConfigError(cat("optimizer.type = \"", config.optimizer.type, "\" (config): not an optimizer the library builds; pass it as EngineOptions::optimizer"));
+    throw ConfigError(cat("optimizer.type = \"", config.optimizer.type,
+                          "\" (config): not an optimizer the library builds; pass it as EngineOptions::optimizer"));
   }
   for (const auto& group : options.groups) groups.push_back(group.options);
   if (groups.empty()) groups.push_back(parsed ? parsed->options : GroupOptions{});

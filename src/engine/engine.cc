@@ -57,7 +57,8 @@ at::Tensor Engine::scale(const at::Tensor& loss, bool scale_wrt_gas) {
   s.require_alive("scale");
   require(loss.defined() && loss.numel() == 1, "[engine.scale] the loss must be a scalar, got ",
           loss.defined() ? cat("shape ", loss.sizes()) : std::string("nothing"), "; reduce it first (mean or sum)");
-  require(loss.requires_grad(), "[engine.scale] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
+  require(loss.requires_grad(),
+          "[engine.scale] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
   s.hooks.refresh(s.backward);
   double factor = s.scaler ? s.scaler->scale() : 1.0;
   // A 16-bit loss times the loss scale would overflow by itself.
@@ -75,7 +76,8 @@ at::Tensor Engine::backward(const at::Tensor& loss, bool retain_graph, bool scal
   s.require_alive("backward");
   require(loss.defined() && loss.numel() == 1, "[engine.backward] the loss must be a scalar, got ",
           loss.defined() ? cat("shape ", loss.sizes()) : std::string("nothing"), "; reduce it first (mean or sum)");
-  require(loss.requires_grad(), "[engine.backward] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
+  require(loss.requires_grad(),
+          "[engine.backward] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
   s.hooks.refresh(s.backward);
   const bool divide = scale_wrt_gas && s.accumulation_steps > 1;
   const auto divided = divide ? loss.div(static_cast<double>(s.accumulation_steps)) : loss;
@@ -98,9 +100,7 @@ void Engine::zero_grad() {
   s.loss_was_bad = false;
 }
 
-bool Engine::State::is_boundary() const {
-  return boundary_override.value_or((counters.micro_steps + 1) % accumulation_steps == 0);
-}
+bool Engine::State::is_boundary() const { return boundary_override.value_or((counters.micro_steps + 1) % accumulation_steps == 0); }
 
 bool Engine::is_gradient_accumulation_boundary() const { return state_->is_boundary(); }
 void Engine::set_gradient_accumulation_boundary(std::optional<bool> value) { state_->boundary_override = value; }
@@ -140,7 +140,7 @@ void Engine::destroy() {
   s.store->release_all();
   s.destroyed = true;
   s.backward.reset();
-  s.pipeline.reset();                              // the reducer first: its thread uses the gradients
+  s.pipeline.reset();  // the reducer first: its thread uses the gradients
   s.gradients.reset();
   s.masters.reset();
   s.optimizer.reset();

@@ -38,13 +38,13 @@ struct Engine::State {
   void set_up_gradients();
   void set_up_optimizer();
   void apply_schedule();
-  std::vector<GroupOptions> initial_groups;    ///< before any schedule: base rates
+  std::vector<GroupOptions> initial_groups;  ///< before any schedule: base rates
 
   // step.cc
   bool is_boundary() const;
   void step();
   void update();
-  double gradient_scale() const;               ///< from the accumulated sum to the mean, unscaled gradient
+  double gradient_scale() const;  ///< from the accumulated sum to the mean, unscaled gradient
   AgreedFacts drain_and_agree();
   GradientFacts own_facts();
   bool checks_overflow() const;
@@ -55,8 +55,8 @@ struct Engine::State {
   void check_source();
 
   // access.cc
-  at::Tensor domain(int id);                   ///< compute dtype, what this rank updates: whole at stage 0, else its piece
-  at::Tensor piece(int id);                    ///< compute dtype
+  at::Tensor domain(int id);  ///< compute dtype, what this rank updates: whole at stage 0, else its piece
+  at::Tensor piece(int id);   ///< compute dtype
   at::Tensor gather_pieces(const at::Tensor& piece, const ModelParameter& parameter, const char* what);
   at::Tensor shaped(const at::Tensor& flat, const ModelParameter& parameter) const;
   at::Tensor flattened(const at::Tensor& value, const ModelParameter& parameter, const char* where) const;
@@ -81,7 +81,7 @@ struct Engine::State {
   bool keeps_whole() const { return config.zero.stage == 0; }
   void set_phase(Phase phase, std::string_view detail);
   void require_alive(const char* call) const;
-  void refresh_factor();                       ///< the factor for losses that don't go through the engine
+  void refresh_factor();  ///< the factor for losses that don't go through the engine
 
   Config config;
   std::shared_ptr<Communicator> comm;
@@ -104,7 +104,7 @@ struct Engine::State {
   std::int64_t micro_steps_since_boundary = 0;
   std::optional<bool> boundary_override;
   bool no_sync = false, destroyed = false, inference = false;
-  std::set<std::string> moved;                 ///< kinds of state that rest in host memory between phases
+  std::set<std::string> moved;  ///< kinds of state that rest in host memory between phases
   bool step_applied = false, overflowed = false, loss_was_bad = false;
   std::optional<double> grad_norm;
   StepTimes times;

@@ -25,7 +25,8 @@ namespace unshard::testing {
 inline at::Tensor filled(at::IntArrayRef sizes, int salt, double size = 0.5) {
   auto tensor = at::empty(sizes, at::kFloat);
   auto* data = tensor.data_ptr<float>();
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) data[i] = static_cast<float>(size * std::sin(1.7 * static_cast<double>(i) + 0.37 * salt + 0.1));
+  for (std::int64_t i = 0; i < tensor.numel(); ++i)
+    data[i] = static_cast<float>(size * std::sin(1.7 * static_cast<double>(i) + 0.37 * salt + 0.1));
   return tensor;
 }
 
@@ -69,7 +70,7 @@ struct TinyModel {
     return x + y * p.at("scale");
   }
   at::Tensor loss(const at::Tensor& tokens) const {
-    const auto logits = at::linear(hidden(tokens), p.at("embed.weight"));      // tied
+    const auto logits = at::linear(hidden(tokens), p.at("embed.weight"));  // tied
     return at::cross_entropy_loss(logits.slice(0, 0, kTokens - 1).to(at::kFloat), tokens.slice(0, 1, kTokens));
   }
 };
@@ -85,7 +86,8 @@ using Weights = std::map<std::string, at::Tensor>;
 /// torch's own update operators on plain parameters.
 class DenseTrainer {
  public:
-  DenseTrainer(TinyModel& model, double lr, double weight_decay, bool sgd = false) : model_(model), lr_(lr), decay_(weight_decay), sgd_(sgd) {}
+  DenseTrainer(TinyModel& model, double lr, double weight_decay, bool sgd = false)
+      : model_(model), lr_(lr), decay_(weight_decay), sgd_(sgd) {}
 
   /// One update with the gradients (already averaged) that lie on the parameters; absent ones are left alone.
   double update(double max_norm = 0) {
@@ -135,14 +137,16 @@ class DenseTrainer {
 inline void add_gradient(const at::Tensor& loss, double factor) { torch::autograd::backward({loss * factor}); }
 
 /// run_ranks owns the communicator for as long as the rank runs.
-inline std::shared_ptr<Communicator> share(Communicator& comm) { return {&comm, [](Communicator*) {}}; }
+inline std::shared_ptr<Communicator> share(Communicator& comm) {
+  return {&comm, [](Communicator*) {}};
+}
 
 struct RunOptions {
   int stage = 0, accumulation = 1, ranks = 2, steps = 3;
   bool share_memory = true;
   double clipping = 0;
-  std::string extra;                   ///< more JSON, starting with a comma
-  std::string zero_extra;              ///< more JSON in zero_optimization, starting with a comma
+  std::string extra;       ///< more JSON, starting with a comma
+  std::string zero_extra;  ///< more JSON in zero_optimization, starting with a comma
   GradientTuning tuning;
   bool sgd = false;
 };
@@ -172,8 +176,8 @@ inline Weights weights_of(Engine& engine, const TinyModel& model) {
 }
 
 struct RunResult {
-  Weights weights;                     ///< rank 0's
-  std::vector<std::vector<double>> losses, norms;   ///< by rank
+  Weights weights;                                 ///< rank 0's
+  std::vector<std::vector<double>> losses, norms;  ///< by rank
 };
 
 /// Train `model()` with `loss_of(model, rank, micro)` and return what came out; checks that all ranks have the same weights.

@@ -19,7 +19,8 @@ std::size_t bytes_of(const at::Tensor& tensor) { return static_cast<std::size_t>
 
 // A tensor over `data` that holds `owner` alive; made without the dispatcher.
 at::Tensor over(void* data, std::int64_t numel, const at::TensorOptions& options, std::shared_ptr<void> owner) {
-  return at::from_blob(data, {numel}, [owner = std::move(owner)](void*) {}, options);
+  return at::from_blob(
+      data, {numel}, [owner = std::move(owner)](void*) {}, options);
 }
 
 }  // namespace

@@ -25,12 +25,12 @@ class GradientBoard {
   };
   /// Written by its rank only. A zero-filled segment is a valid initial state.
   struct alignas(64) Rank {
-    std::atomic<std::uint64_t> posted;        ///< entries in the log
-    std::atomic<std::uint64_t> epoch;         ///< this rank is in
-    std::atomic<std::uint64_t> declared;      ///< epoch + 1 whose counts are final; nothing more is begun in it
-    std::atomic<std::uint64_t> drains;        ///< drain() calls begun
-    std::atomic<std::uint64_t> drain_epoch;   ///< epoch the last one is about
-    std::atomic<std::uint64_t> contributed;   ///< to that epoch: 0 or 1
+    std::atomic<std::uint64_t> posted;       ///< entries in the log
+    std::atomic<std::uint64_t> epoch;        ///< this rank is in
+    std::atomic<std::uint64_t> declared;     ///< epoch + 1 whose counts are final; nothing more is begun in it
+    std::atomic<std::uint64_t> drains;       ///< drain() calls begun
+    std::atomic<std::uint64_t> drain_epoch;  ///< epoch the last one is about
+    std::atomic<std::uint64_t> contributed;  ///< to that epoch: 0 or 1
   };
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 

@@ -41,7 +41,7 @@ struct TakeGradient : torch::autograd::FunctionPostHook {
 
   std::weak_ptr<GradientReceiver> receiver;
   const int id;
-  Node* const node;                                  // the one this hook sits on
+  Node* const node;  // the one this hook sits on
   c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
 };
 
@@ -52,7 +52,7 @@ using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<co
 struct GradientHooks::Watched {
   int id;
   at::Tensor parameter;
-  NodePtr node{};                                    // kept alive: torch holds accumulators weakly
+  NodePtr node{};  // kept alive: torch holds accumulators weakly
   std::uintptr_t key = 0;
 };
 

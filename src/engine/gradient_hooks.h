@@ -18,7 +18,7 @@ class GradientReceiver {
 class GradientHooks {
  public:
   GradientHooks();
-  ~GradientHooks();                                  ///< as detach()
+  ~GradientHooks();  ///< as detach()
   /// Watch `parameter` under `id`. Nothing is attached yet.
   void watch(int id, const at::Tensor& parameter);
   /// Attach to every watched parameter that requires a gradient and has no hook on its present accumulator: at start, after

@@ -39,7 +39,11 @@ at::Tensor in_storage_order(const at::Tensor& grad, const Geometry& geometry) {
 
 GradientPipeline::GradientPipeline(const BucketPlan& plan, Gradients& gradients, std::unique_ptr<Reducer> reducer,
                                    std::vector<Geometry> geometries)
-    : plan_(plan), gradients_(gradients), reducer_(std::move(reducer)), geometries_(std::move(geometries)), filling_(plan.buckets.size()),
+    : plan_(plan),
+      gradients_(gradients),
+      reducer_(std::move(reducer)),
+      geometries_(std::move(geometries)),
+      filling_(plan.buckets.size()),
       present_(geometries_.size()) {
   for (std::size_t b = 0; b < filling_.size(); ++b) filling_[b].filled.resize(plan.buckets[b].members.size());
 }
@@ -88,7 +92,8 @@ void GradientPipeline::write_dense(int parameter, const MemberPlace& place, cons
 }
 
 // `rows`: sorted row numbers, distinct; `values`: [rows, elements of a row], contiguous.
-void GradientPipeline::write_rows(int parameter, const MemberPlace& place, const at::Tensor& rows, const at::Tensor& values, double factor) {
+void GradientPipeline::write_rows(int parameter, const MemberPlace& place, const at::Tensor& rows, const at::Tensor& values,
+                                  double factor) {
   const std::int64_t width = rows.numel() == 0 ? 0 : values.numel() / rows.numel();
   const auto* numbers = rows.const_data_ptr<std::int64_t>();
   const auto elements = flat::slice(values, 0, values.numel());

@@ -1,6 +1,6 @@
 #pragma once
-// From a parameter's gradient to the accumulators: copies contributions to their place in the bucket, posts buckets, ends the epoch. The same
-// for every stage, precision and transport.
+// From a parameter's gradient to the accumulators: copies contributions to their place in the bucket, posts buckets, ends the epoch. The
+// same for every stage, precision and transport.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class GradientPipeline {
 
   /// Add grad * factor. Any layout (dense in any strides, sparse). Any thread. May wait for peers when the bucket ring is full.
   void contribute(int parameter, const at::Tensor& grad, double factor);
-  /// Collective: partial buckets are posted, all rounds of all ranks added, whole gradients gathered at stage 0. A collective call must follow
-  /// before the next drain.
+  /// Collective: partial buckets are posted, all rounds of all ranks added, whole gradients gathered at stage 0. A collective call must
+  /// follow before the next drain.
   void drain(Communicator& comm);
   /// What was contributed since the last clear() is dropped; see [Note: epochs] in reducer.h.
   void discard();
@@ -45,8 +45,8 @@ class GradientPipeline {
 
  private:
   struct Filling {
-    at::Tensor memory;                          // undefined: the bucket has no open round
-    std::vector<std::uint8_t> filled;           // by member
+    at::Tensor memory;                 // undefined: the bucket has no open round
+    std::vector<std::uint8_t> filled;  // by member
     int missing = 0;
   };
   void open(const MemberPlace& place);
@@ -56,7 +56,7 @@ class GradientPipeline {
   /// [first, first + numel) of the flat parameter that `place` holds for rank r; numel is clipped at the parameter's end.
   struct Range {
     std::int64_t first = 0, numel = 0;
-    at::Tensor memory;                          // [member.count] of rank r's slice
+    at::Tensor memory;  // [member.count] of rank r's slice
   };
   Range range(int parameter, const MemberPlace& place, int rank) const;
 
@@ -65,7 +65,7 @@ class GradientPipeline {
   std::unique_ptr<Reducer> reducer_;
   const std::vector<Geometry> geometries_;
   std::mutex mutex_;
-  std::vector<Filling> filling_;                // by bucket
+  std::vector<Filling> filling_;  // by bucket
   std::vector<std::uint8_t> present_;
   bool any_present_ = false;
 };

@@ -13,8 +13,14 @@ namespace unshard {
 // world_size * span_offsets[p] on: contiguous, in flat order, so that the optimizer sees one flat tensor.
 
 Gradients::Gradients(const BucketPlan& plan, int rank, bool whole, c10::ScalarType dtype, c10::Device device)
-    : plan_(plan), rank_(rank), whole_(whole), dtype_(dtype), device_(device), spans_(plan.spans.size()),
-      started_(plan.buckets.size()), gathered_(plan.buckets.size()) {
+    : plan_(plan),
+      rank_(rank),
+      whole_(whole),
+      dtype_(dtype),
+      device_(device),
+      spans_(plan.spans.size()),
+      started_(plan.buckets.size()),
+      gathered_(plan.buckets.size()) {
   const std::int64_t factor = whole_ ? plan_.world_size : 1;
   std::int64_t total = 0;
   for (const auto& span : plan_.spans) total += span.active ? span.numel * factor : 0;

@@ -39,7 +39,7 @@ class Gradients {
 
  private:
   void allocate(int span);
-  std::int64_t base(int parameter) const;       // where a parameter's memory starts in its span's
+  std::int64_t base(int parameter) const;  // where a parameter's memory starts in its span's
   int span_of(int parameter) const;
   void gather_bucket(Communicator& comm, int bucket);
 
@@ -48,9 +48,9 @@ class Gradients {
   const bool whole_;
   const c10::ScalarType dtype_;
   c10::Device device_;
-  std::vector<at::Tensor> spans_;               // by span; undefined: not allocated
-  std::vector<std::uint8_t> started_;           // by bucket: had a round since reset()
-  std::vector<std::uint8_t> gathered_;          // by bucket: the other ranks' pieces are current
+  std::vector<at::Tensor> spans_;       // by span; undefined: not allocated
+  std::vector<std::uint8_t> started_;   // by bucket: had a round since reset()
+  std::vector<std::uint8_t> gathered_;  // by bucket: the other ranks' pieces are current
   std::int64_t bytes_ = 0;
 };
 

@@ -32,7 +32,7 @@ class Masters {
   const int rank_;
   const bool whole_;
   c10::Device device_;
-  std::vector<Entry> entries_;                       // by parameter id
+  std::vector<Entry> entries_;  // by parameter id
   std::int64_t bytes_ = 0;
 };
 

@@ -29,16 +29,19 @@ std::string check_group_names(const std::vector<ParamGroup>& groups, std::map<st
 
 std::string check_tensor(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) return cat("[engine] parameter '", name, "' is undefined");
-  if (tensor.layout() != c10::kStrided) return cat("[engine] parameter '", name, "' has layout ", tensor.layout(), "; dense parameters are supported");
-  if (tensor.is_meta()) return cat("[engine] parameter '", name, "' is on the meta device; give it values first, or build the model inside zero.Init");
-  if (!tensor.is_non_overlapping_and_dense()) return cat("[engine] parameter '", name, "' has overlapping or sparse strides ", tensor.strides());
+  if (tensor.layout() != c10::kStrided)
+    return cat("[engine] parameter '", name, "' has layout ", tensor.layout(), "; dense parameters are supported");
+  if (tensor.is_meta())
+    return cat("[engine] parameter '", name, "' is on the meta device; give it values first, or build the model inside zero.Init");
+  if (!tensor.is_non_overlapping_and_dense())
+    return cat("[engine] parameter '", name, "' has overlapping or sparse strides ", tensor.strides());
   return {};
 }
 
 }  // namespace
 
-std::string Model::prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups, std::optional<c10::ScalarType> compute_dtype,
-                           const ParameterStore* store) {
+std::string Model::prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups,
+                           std::optional<c10::ScalarType> compute_dtype, const ParameterStore* store) {
   std::map<std::string, int> group_of;
   if (auto error = check_group_names(groups, group_of); !error.empty()) return error;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;
@@ -65,16 +68,18 @@ std::string Model::prepare(const NamedParameters& parameters, const std::vector<
     parameter.dtype = compute_dtype && tensor.is_floating_point() ? *compute_dtype : tensor.scalar_type();
     parameter.geometry = {tensor.sizes().vec(), tensor.strides().vec()};
     if (group >= 0 && !flat::is_supported(parameter.dtype)) {
-      return cat("[engine] parameter '", name, "' would be trained in ", parameter.dtype, "; fp32, bf16 and fp16 are supported. Convert it, or leave it "
+      return cat("[engine] parameter '", name, "' would be trained in ", parameter.dtype,
+                 "; fp32, bf16 and fp16 are supported. Convert it, or leave it "
                  "out of the parameter groups");
     }
     if (store && store->find(tensor) >= 0 && parameter.dtype != parameter.original_dtype) {
-      return cat("[engine] parameter '", name, "' was built partitioned in ", dtype_name(parameter.original_dtype), ", the config computes in ",
-                 dtype_name(parameter.dtype), "; give zero.Init the same config (or dtype)");
+      return cat("[engine] parameter '", name, "' was built partitioned in ", dtype_name(parameter.original_dtype),
+                 ", the config computes in ", dtype_name(parameter.dtype), "; give zero.Init the same config (or dtype)");
     }
     parameters_.push_back(std::move(parameter));
   }
-  if (!group_of.empty()) return cat("[engine] the parameter groups name '", group_of.begin()->first, "', which is not a parameter of the model");
+  if (!group_of.empty())
+    return cat("[engine] the parameter groups name '", group_of.begin()->first, "', which is not a parameter of the model");
   if (parameters_.empty()) return "[engine] the model has no parameters";
   return {};
 }
@@ -92,11 +97,11 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
   const at::NoGradGuard no_grad;
   std::int64_t persistent = 0;
   std::vector<ModelParameter> kept;
-  std::vector<std::size_t> place(parameters_.size());   // old index -> index in kept
+  std::vector<std::size_t> place(parameters_.size());  // old index -> index in kept
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     auto& parameter = parameters_[index];
     auto& tensor = parameter.tensor;
-    at::Tensor original;                         // flat
+    at::Tensor original;  // flat
     int id = store.find(tensor);
     const bool held = id >= 0 && store.parameter(id).unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl();
     if (tensor.grad().defined() && parameter.is_trained()) tensor.mutable_grad().reset();
@@ -107,7 +112,8 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
       if (store.comm().world_size() > 1 && original.numel() > 0) store.comm().broadcast(original, 0, parameter.name);
       if (parameter.dtype != parameter.original_dtype) tensor.set_data(tensor.detach().to(parameter.dtype));
       const auto numel = tensor.numel();
-      const bool keep = zero.stage < 3 || (numel <= zero.param_persistence_threshold && persistent + numel <= zero.model_persistence_threshold);
+      const bool keep =
+          zero.stage < 3 || (numel <= zero.param_persistence_threshold && persistent + numel <= zero.model_persistence_threshold);
       if (zero.stage == 3 && keep) persistent += numel;
       id = store.add(tensor, parameter.name, !keep);
     }
@@ -115,7 +121,7 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
     parameter.layout = store.info(id).layout;
     const auto same = std::find_if(kept.begin(), kept.end(), [id](const ModelParameter& other) { return other.id == id; });
     place[index] = static_cast<std::size_t>(same - kept.begin());
-    if (same != kept.end()) {                    // another tensor on a storage that is known
+    if (same != kept.end()) {  // another tensor on a storage that is known
       same->tied.push_back(tensor);
       aliases_.push_back({parameter.name, index});
       continue;

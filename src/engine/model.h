@@ -16,14 +16,14 @@
 namespace unshard {
 
 struct ModelParameter {
-  int id = -1;                          ///< in the store
+  int id = -1;  ///< in the store
   std::string name;
-  at::Tensor tensor;                    ///< the user's
-  std::vector<at::Tensor> tied;         ///< other tensors of the user on the same storage
-  int group = -1;                       ///< -1: never trained
-  bool active = false;                  ///< in a group and required a gradient at start
+  at::Tensor tensor;             ///< the user's
+  std::vector<at::Tensor> tied;  ///< other tensors of the user on the same storage
+  int group = -1;                ///< -1: never trained
+  bool active = false;           ///< in a group and required a gradient at start
   ShardLayout layout;
-  c10::ScalarType dtype{};              ///< compute dtype
+  c10::ScalarType dtype{};  ///< compute dtype
   c10::ScalarType original_dtype{};
   Geometry geometry;
   bool is_trained() const { return group >= 0; }
@@ -34,8 +34,8 @@ class Model {
  public:
   /// Which group a name is in, with what: explicit groups, or one group of all floating-point parameters.
   /// \return an error text, empty if all is well (agreed on between ranks by the caller).
-  std::string prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups, std::optional<c10::ScalarType> compute_dtype,
-                      const ParameterStore* store);
+  std::string prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups,
+                      std::optional<c10::ScalarType> compute_dtype, const ParameterStore* store);
   /// Lines that must be alike on all ranks.
   std::vector<std::string> describe() const;
   /// Collective: rank 0's values win, values are cast to the compute dtype, masters start from the cast values, the store
@@ -51,7 +51,7 @@ class Model {
   const ModelParameter* find(const std::string& name) const;
   std::int64_t numel() const;
   std::int64_t largest_numel() const;
-  std::int64_t hidden_size() const;     ///< the smaller side of the largest matrix; 0 without one
+  std::int64_t hidden_size() const;  ///< the smaller side of the largest matrix; 0 without one
   c10::Device device() const;
   std::vector<std::string> names_by_id() const;
 
@@ -63,7 +63,7 @@ class Model {
   void index_ids();
   std::vector<ModelParameter> parameters_;
   std::vector<Alias> aliases_;
-  std::vector<int> by_id_;              ///< id -> index in parameters_, -1
+  std::vector<int> by_id_;  ///< id -> index in parameters_, -1
 };
 
 }  // namespace unshard

@@ -50,7 +50,8 @@ void Engine::offload_states(const std::vector<std::string>& include, const std::
     require(std::find(kStateKinds.begin(), kStateKinds.end(), kind) != kStateKinds.end(), "[engine.offload_states] unknown state \"", kind,
             "\"; accepted: optim_states, hp_params, lp_params, lp_grads, contiguous_grad_buffer");
   }
-  require(!s.pipeline->any_present(), "[engine.offload_states] gradients of an unfinished accumulation are held; call step() or zero_grad() first");
+  require(!s.pipeline->any_present(),
+          "[engine.offload_states] gradients of an unfinished accumulation are held; call step() or zero_grad() first");
   const auto& kinds = include.empty() ? kStateKinds : include;
   s.moved.insert(kinds.begin(), kinds.end());
   s.move_states(c10::kCPU);
@@ -92,7 +93,8 @@ MemoryReport Engine::memory() const {
     if (!parameter.active) continue;
     gradients += numel * grad_bytes;
     optimizer += numel * (states + (parameter.dtype == c10::kFloat ? 0 : 4));
-    const auto padding = s.keeps_whole() ? parameter.layout.padded_numel() - numel : parameter.layout.shard_numel() - parameter.layout.size(s.comm->rank());
+    const auto padding =
+        s.keeps_whole() ? parameter.layout.padded_numel() - numel : parameter.layout.shard_numel() - parameter.layout.size(s.comm->rank());
     report.padding += padding * grad_bytes;
   }
   report.formula = parameters + (stage >= 1 ? (gradients + optimizer) / world : gradients + optimizer);

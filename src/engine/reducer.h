@@ -6,8 +6,8 @@
 // no round k of b adds nothing to it. The accumulator of a rank's own slice takes round after round, in each the ranks in rank order:
 // the same additions in the same order for every stage, every transport and every timing.
 //
-// [Note: epochs] What is posted between two drains is an epoch. zero_grad ends an epoch too (discard): all ranks call it at the same place of
-// their program, so that they count epochs alike; a rank that has contributed nothing follows the others.
+// [Note: epochs] What is posted between two drains is an epoch. zero_grad ends an epoch too (discard): all ranks call it at the same place
+// of their program, so that they count epochs alike; a rank that has contributed nothing follows the others.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -21,7 +21,8 @@ constexpr int kBuckets = 6, kPiece = 3;
 
 BucketPlan some_plan(int world) {
   std::vector<PlannedParameter> parameters;
-  for (int id = 0; id < kBuckets; ++id) parameters.push_back({id, "p" + std::to_string(id), {kPiece * world, world}, c10::ScalarType::Float, true});
+  for (int id = 0; id < kBuckets; ++id)
+    parameters.push_back({id, "p" + std::to_string(id), {kPiece * world, world}, c10::ScalarType::Float, true});
   return plan_buckets(parameters, world, kPiece * world);
 }
 
@@ -29,7 +30,7 @@ struct Program {
   int world = 2, epochs = 3;
   unsigned seed = 1;
   bool share_memory = true, overlap = true, discards = false;
-  std::int64_t ring_bytes = 1;         ///< the least: two slots
+  std::int64_t ring_bytes = 1;  ///< the least: two slots
   int delay_us = 0;
 };
 
@@ -41,7 +42,9 @@ std::vector<int> posts_of(const Program& program, int rank, int epoch) {
   return posts;
 }
 
-float value_of(int rank, int epoch, int post) { return 0.1f * static_cast<float>(rank + 1) + 0.013f * static_cast<float>(post) + static_cast<float>(epoch); }
+float value_of(int rank, int epoch, int post) {
+  return 0.1f * static_cast<float>(rank + 1) + 0.013f * static_cast<float>(post) + static_cast<float>(epoch);
+}
 
 // accumulator[bucket][rank] after each epoch.
 using Sums = std::vector<std::vector<std::vector<float>>>;
@@ -62,7 +65,8 @@ Sums run(const Program& program) {
       reducing.before_reduce = [&](int bucket) { std::this_thread::sleep_for(std::chrono::microseconds(program.delay_us * (bucket % 3))); };
     }
     const std::shared_ptr<Communicator> shared(&comm, [](Communicator*) {});
-    auto reducer = make_reducer(plan, shared, c10::kCPU, [&](int bucket, const std::vector<at::Tensor>& slices) { gradients.add(bucket, slices); }, reducing);
+    auto reducer = make_reducer(
+        plan, shared, c10::kCPU, [&](int bucket, const std::vector<at::Tensor>& slices) { gradients.add(bucket, slices); }, reducing);
     for (int epoch = 0; epoch < program.epochs; ++epoch) {
       const auto post_all = [&](int salt) {
         if (comm.host()) comm.host()->set_phase(Phase::backward, epoch, "test");

@@ -31,9 +31,17 @@ const char* const kManifest = "manifest.json";
 std::string rank_file(int rank) { return cat("rank_", rank, ".safetensors"); }
 
 Json group_json(const GroupOptions& group) {
-  return {{"lr", group.lr}, {"beta1", group.beta1}, {"beta2", group.beta2}, {"eps", group.eps}, {"weight_decay", group.weight_decay},
-          {"momentum", group.momentum}, {"dampening", group.dampening}, {"lr_decay", group.lr_decay},
-          {"initial_accumulator", group.initial_accumulator}, {"nesterov", group.nesterov}, {"bias_correction", group.bias_correction},
+  return {{"lr", group.lr},
+          {"beta1", group.beta1},
+          {"beta2", group.beta2},
+          {"eps", group.eps},
+          {"weight_decay", group.weight_decay},
+          {"momentum", group.momentum},
+          {"dampening", group.dampening},
+          {"lr_decay", group.lr_decay},
+          {"initial_accumulator", group.initial_accumulator},
+          {"nesterov", group.nesterov},
+          {"bias_correction", group.bias_correction},
           {"maximize", group.maximize}};
 }
 
@@ -61,17 +69,24 @@ std::string Engine::State::manifest(const std::string& client_state) const {
   json["world_size"] = comm->world_size();
   json["stage"] = config.zero.stage;
   json["optimizer"] = optimizer ? optimizer->type() : "";
-  json["counters"] = {{"micro_steps", counters.micro_steps}, {"global_steps", counters.global_steps}, {"global_samples", counters.global_samples},
-                      {"skipped_steps", counters.skipped_steps}, {"applied_updates", counters.applied_updates}};
+  json["counters"] = {{"micro_steps", counters.micro_steps},
+                      {"global_steps", counters.global_steps},
+                      {"global_samples", counters.global_samples},
+                      {"skipped_steps", counters.skipped_steps},
+                      {"applied_updates", counters.applied_updates}};
   if (scaler) {
     const auto state = scaler->state();
-    json["loss_scaler"] = {{"scale", state.scale}, {"iteration", state.iteration}, {"last_overflow", state.last_overflow},
+    json["loss_scaler"] = {{"scale", state.scale},
+                           {"iteration", state.iteration},
+                           {"last_overflow", state.last_overflow},
                            {"hysteresis_left", state.hysteresis_left}};
   }
   for (const auto& group : groups) json["groups"].push_back(group_json(group));
   for (const auto& group : initial_groups) json["initial_groups"].push_back(group_json(group));
   for (const auto& parameter : model.parameters()) {
-    json["parameters"].push_back({{"name", parameter.name}, {"shape", parameter.geometry.sizes}, {"strides", parameter.geometry.strides},
+    json["parameters"].push_back({{"name", parameter.name},
+                                  {"shape", parameter.geometry.sizes},
+                                  {"strides", parameter.geometry.strides},
                                   {"dtype", dtype_name(parameter.dtype)},
                                   {"steps", optimizer && parameter.is_trained() ? optimizer->step_count(parameter.id) : 0}});
   }
@@ -176,17 +191,21 @@ void Engine::State::check_saved(const TensorFile& file, const std::string& manif
     const auto at = saved.find(parameter.name);
     if (at == saved.end()) fail("has no parameter '", parameter.name, "'");
     if (at->second != parameter.geometry.sizes) {
-      fail("'", parameter.name, "' has shape ", at::IntArrayRef(at->second), ", the model's is ", at::IntArrayRef(parameter.geometry.sizes));
+      fail("'", parameter.name, "' has shape ", at::IntArrayRef(at->second), ", the model's is ",
+           at::IntArrayRef(parameter.geometry.sizes));
     }
     saved.erase(at);
     const auto entry = file.entries().find("param." + parameter.name);
     if (entry == file.entries().end()) fail("the values of '", parameter.name, "' are missing");
-    if (entry->second.sizes != std::vector<std::int64_t>{parameter.layout.size(comm->rank())}) fail("the piece of '", parameter.name, "' has another size");
+    if (entry->second.sizes != std::vector<std::int64_t>{parameter.layout.size(comm->rank())})
+      fail("the piece of '", parameter.name, "' has another size");
   }
   if (!saved.empty()) fail("has a parameter '", saved.begin()->first, "' that the model lacks");
   if (!load_optimizer) return;
   const std::string type = optimizer ? optimizer->type() : "";
-  if (json.at("optimizer") != type) fail("saved with optimizer ", json.at("optimizer").dump(), ", loaded with \"", type, "\"; pass load_optimizer=false to take the weights only");
+  if (json.at("optimizer") != type)
+    fail("saved with optimizer ", json.at("optimizer").dump(), ", loaded with \"", type,
+         "\"; pass load_optimizer=false to take the weights only");
   if (json.at("groups").size() != groups.size()) fail("has ", json.at("groups").size(), " parameter groups, the engine ", groups.size());
   for (const auto& entry : json.at("parameters")) {
     const auto* parameter = model.find(entry.at("name").get<std::string>());

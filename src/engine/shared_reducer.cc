@@ -1,13 +1,14 @@
 // Ranks of one host: buckets are written into shared memory, and each rank sums its own slice of them, in its own thread's time, as soon
 // as all ranks have posted. Nothing is sent.
 //
-// [Note: full ring] A rank that runs ahead fills its ring. It then waits while some peer is computing in backward (which will consume). When
-// every peer is blocked or elsewhere, nobody may be left to consume: ranks whose branches differ could each wait for a bucket the other
-// has no room to post. So the rank goes on in private memory ("spills") and posts later, in the drain at the latest.
+// [Note: full ring] A rank that runs ahead fills its ring. It then waits while some peer is computing in backward (which will consume).
+// When every peer is blocked or elsewhere, nobody may be left to consume: ranks whose branches differ could each wait for a bucket the
+// other has no room to post. So the rank goes on in private memory ("spills") and posts later, in the drain at the latest.
 //
-// [Note: no deadlock in the drain] All ranks are in it and have declared how many rounds of each bucket they have. Spilled rounds are posted in
-// one order, (round, bucket); the slot kept for drains takes the lowest one that found no other. The lowest (round, bucket) that is not yet
-// reduced everywhere is therefore posted by every rank that has it, so all ranks reduce it, its slots become free, and the next follows.
+// [Note: no deadlock in the drain] All ranks are in it and have declared how many rounds of each bucket they have. Spilled rounds are
+// posted in one order, (round, bucket); the slot kept for drains takes the lowest one that found no other. The lowest (round, bucket) that
+// is not yet reduced everywhere is therefore posted by every rank that has it, so all ranks reduce it, its slots become free, and the next
+// follows.
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -31,9 +32,20 @@ constexpr int kPrivate = -1;
 class SharedReducer final : public Reducer {
  public:
   SharedReducer(const BucketPlan& plan, Communicator& comm, Sink sink, const ReducerOptions& options)
-      : plan_(plan), comm_(comm), host_(*comm.host()), sink_(std::move(sink)), options_(options), rank_(comm.rank()),
-        world_(comm.world_size()), board_(host_, plan, options.ring_bytes), begun_(plan.buckets.size()), posted_(plan.buckets.size()),
-        reduced_(plan.buckets.size()), read_(world_), arrived_(world_), held_(world_) {
+      : plan_(plan),
+        comm_(comm),
+        host_(*comm.host()),
+        sink_(std::move(sink)),
+        options_(options),
+        rank_(comm.rank()),
+        world_(comm.world_size()),
+        board_(host_, plan, options.ring_bytes),
+        begun_(plan.buckets.size()),
+        posted_(plan.buckets.size()),
+        reduced_(plan.buckets.size()),
+        read_(world_),
+        arrived_(world_),
+        held_(world_) {
     for (int slot = 0; slot + 1 < board_.slots(); ++slot) free_.push_back(slot);
     for (auto& buckets : arrived_) buckets.resize(plan.buckets.size());
     for (auto& slots : held_) slots.resize(board_.slots());
@@ -44,7 +56,8 @@ class SharedReducer final : public Reducer {
     begun.slot = acquire();
     const auto& planned = plan_.buckets[bucket];
     const auto numel = planned.slice_numel * world_;
-    begun.memory = begun.slot == kPrivate ? flat::empty(numel, planned.dtype, at::kCPU) : over(board_.slot(rank_, begun.slot), bucket, numel);
+    begun.memory =
+        begun.slot == kPrivate ? flat::empty(numel, planned.dtype, at::kCPU) : over(board_.slot(rank_, begun.slot), bucket, numel);
     return begun.memory;
   }
 
@@ -138,15 +151,15 @@ class SharedReducer final : public Reducer {
   std::deque<int> outstanding_;                  // own slots that peers may still read, oldest first
   bool drain_slot_used_ = false;
   std::deque<Spilled> spilled_;
-  std::vector<std::uint64_t> read_;              // by rank: entries read of its log
-  std::vector<std::vector<std::deque<GradientBoard::Entry>>> arrived_;   // by rank and bucket: posted, not yet reduced
+  std::vector<std::uint64_t> read_;                                     // by rank: entries read of its log
+  std::vector<std::vector<std::deque<GradientBoard::Entry>>> arrived_;  // by rank and bucket: posted, not yet reduced
   struct Held {
     int bucket = -1;
     std::uint64_t epoch = 0;
   };
-  std::vector<std::vector<Held>> held_;          // by rank and slot: what was last reduced from it
-  std::vector<int> dirty_;                       // buckets with news
-  std::uint64_t seen_state_ = 0;                 // of the boards, when the drain last looked
+  std::vector<std::vector<Held>> held_;  // by rank and slot: what was last reduced from it
+  std::vector<int> dirty_;               // buckets with news
+  std::uint64_t seen_state_ = 0;         // of the boards, when the drain last looked
 };
 
 void SharedReducer::collect_free() {
@@ -186,7 +199,7 @@ int SharedReducer::acquire() {
   if (spilled_.empty()) {
     if (const int slot = take_free(); slot != kPrivate) return slot;
   }
-  if (!options_.overlap) return kPrivate;        // nothing is consumed before the drain
+  if (!options_.overlap) return kPrivate;  // nothing is consumed before the drain
   const std::string place = where("waiting for room in the bucket ring");
   host_.set_phase(Phase::blocked, comm_.step(), place);
   host_.notify();
@@ -251,7 +264,7 @@ bool SharedReducer::read_logs() {
     for (; read_[r] < posted; ++read_[r]) {
       const auto entry = board_.entry(r, read_[r]);
       news = true;
-      if (entry.epoch < epoch_) {                 // dropped here by zero_grad
+      if (entry.epoch < epoch_) {  // dropped here by zero_grad
         consume(r, static_cast<int>(entry.slot));
         host_.notify();
         continue;
@@ -429,7 +442,8 @@ int SharedReducer::find_nonfinite(int bucket, std::int64_t offset, std::int64_t 
 
 }  // namespace
 
-std::unique_ptr<Reducer> make_shared_reducer(const BucketPlan& plan, Communicator& comm, Reducer::Sink sink, const ReducerOptions& options) {
+std::unique_ptr<Reducer> make_shared_reducer(const BucketPlan& plan, Communicator& comm, Reducer::Sink sink,
+                                             const ReducerOptions& options) {
   return std::make_unique<SharedReducer>(plan, comm, std::move(sink), options);
 }
 

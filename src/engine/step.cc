@@ -46,14 +46,15 @@ void Engine::State::step() {
 void Engine::State::update() {
   Timer whole, timer;
   const at::NoGradGuard no_grad;
+  times = {};
   comm->set_step(counters.global_steps);
   backward->forget_running();
-  reload();                                      // states that were offloaded between phases
+  reload();  // states that were offloaded between phases
   check_source();
   hooks.refresh(backward);
   hooks.collect(*backward);
   set_phase(Phase::reducing, "step");
-  const auto facts = drain_and_agree();        // first: while a rank waits here, it reduces
+  const auto facts = drain_and_agree();  // first: while a rank waits here, it reduces
   refresh_masters(store->settle());
   times.reduce_wait_ms = timer.lap();
 
@@ -126,8 +127,8 @@ void Engine::State::warn_overflow(const AgreedFacts& facts) {
   const auto* parameter = model.find(facts.bad_parameter);
   const std::string from = facts.bad_rank >= 0 ? cat(" of rank ", facts.bad_rank) : "";
   const std::string scale = scaler ? cat(" (loss scale ", scaler->scale(), ")") : "";
-  log_warning(comm->rank(), cat("step ", counters.global_steps, " skipped on all ranks: the gradient", from, " is not finite, first in parameter '",
-                                parameter ? parameter->name : "?", "'", scale));
+  log_warning(comm->rank(), cat("step ", counters.global_steps, " skipped on all ranks: the gradient", from,
+                                " is not finite, first in parameter '", parameter ? parameter->name : "?", "'", scale));
 }
 
 std::vector<UpdateItem> Engine::State::update_items(const std::vector<std::uint8_t>& present) {
@@ -135,7 +136,7 @@ std::vector<UpdateItem> Engine::State::update_items(const std::vector<std::uint8
   for (int id = 0; id < static_cast<int>(present.size()); ++id) {
     const auto* parameter = present[id] ? model.find(id) : nullptr;
     if (!parameter || !parameter->is_trained()) continue;
-    if (parameter->dtype != c10::kFloat && !masters->has(id)) {   // unfrozen after the start
+    if (parameter->dtype != c10::kFloat && !masters->has(id)) {  // unfrozen after the start
       masters->reserve({{id, parameter->layout}});
       flat::copy(masters->domain(id), domain(id));
     }
@@ -179,8 +180,10 @@ void Engine::State::check_source() {
     bool same = known->tensor.unsafeGetTensorImpl() == impl;
     for (const auto& tied : known->tied) same = same || tied.unsafeGetTensorImpl() == impl;
     if (same) continue;
-    error = cat("[engine.step] parameter '", name, "' was replaced by a new object (load_state_dict(assign=True), or an assignment to the module); "
-                "the engine trains the old one. Copy values into the parameter instead: p.data.copy_(value), load_state_dict(...) without assign");
+    error = cat(
+        "[engine.step] parameter '", name,
+        "' was replaced by a new object (load_state_dict(assign=True), or an assignment to the module); "
+        "the engine trains the old one. Copy values into the parameter instead: p.data.copy_(value), load_state_dict(...) without assign");
     break;
   }
   agree_no_error(*comm, error, "engine.step");

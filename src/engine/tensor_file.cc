@@ -18,11 +18,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::pair<c10::ScalarType, const char*> kTypes[] = {
-    {c10::ScalarType::Float, "F32"}, {c10::ScalarType::BFloat16, "BF16"}, {c10::ScalarType::Half, "F16"}, {c10::ScalarType::Double, "F64"},
+    {c10::ScalarType::Float, "F32"}, {c10::ScalarType::BFloat16, "BF16"}, {c10::ScalarType::Half, "F16"},  {c10::ScalarType::Double, "F64"},
     {c10::ScalarType::Long, "I64"},  {c10::ScalarType::Int, "I32"},       {c10::ScalarType::Short, "I16"}, {c10::ScalarType::Char, "I8"},
     {c10::ScalarType::Byte, "U8"},   {c10::ScalarType::Bool, "BOOL"}};
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) { throw CheckpointError(cat("[engine.checkpoint] ", path, ": ", what)); }
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw CheckpointError(cat("[engine.checkpoint] ", path, ": ", what));
+}
 [[noreturn]] void fail_system(const std::string& path, const char* what) { fail(path, cat(what, ": ", std::strerror(errno))); }
 
 struct Descriptor {
@@ -81,7 +83,8 @@ void write_tensor_file(const std::string& path, const NamedTensors& tensors, con
   for (const auto& [name, tensor] : tensors) {
     const auto bytes = tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
     if (header.contains(name)) fail(path, cat("two tensors are named ", name));
-    header[name] = {{"dtype", type_name(path, tensor.scalar_type())}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    header[name] = {
+        {"dtype", type_name(path, tensor.scalar_type())}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
   std::string text = header.dump();
@@ -105,7 +108,8 @@ TensorFile::TensorFile(std::string path) : path_(std::move(path)), descriptor_(:
     if (::fstat(descriptor_, &info) != 0) fail_system(path_, "can't stat");
     std::uint64_t length = 0;
     read_all(path_, descriptor_, &length, sizeof(length), 0);
-    if (length > static_cast<std::uint64_t>(info.st_size) || length > (std::uint64_t{1} << 32)) fail(path_, "not a tensor file (header length)");
+    if (length > static_cast<std::uint64_t>(info.st_size) || length > (std::uint64_t{1} << 32))
+      fail(path_, "not a tensor file (header length)");
     std::string text(length, '\0');
     read_all(path_, descriptor_, text.data(), text.size(), sizeof(length));
     const auto header = Json::parse(text);
@@ -129,7 +133,8 @@ TensorFile::TensorFile(std::string path) : path_(std::move(path)), descriptor_(:
       std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
       for (const auto size : entry.sizes) bytes *= size;
       if (entry.begin < base || entry.end - entry.begin != bytes || entry.end > info.st_size) {
-        fail(path_, cat("'", name, "' needs bytes [", entry.begin, ", ", entry.end, "), the file has ", info.st_size, ": damaged or cut short"));
+        fail(path_,
+             cat("'", name, "' needs bytes [", entry.begin, ", ", entry.end, "), the file has ", info.st_size, ": damaged or cut short"));
       }
       entries_.emplace(name, std::move(entry));
     }

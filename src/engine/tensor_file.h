@@ -27,7 +27,7 @@ class TensorFile {
   struct Entry {
     c10::ScalarType dtype{};
     std::vector<std::int64_t> sizes;
-    std::int64_t begin = 0, end = 0;     ///< in the file
+    std::int64_t begin = 0, end = 0;  ///< in the file
   };
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }

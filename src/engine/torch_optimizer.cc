@@ -36,7 +36,8 @@ at::Tensor* find_state(OptimizerParamState& state, std::string_view name) {
   if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(&state)) return pick({{"momentum_buffer", &sgd->momentum_buffer()}});
   if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(&state)) return pick({{"sum", &adagrad->sum()}});
   if (auto* rmsprop = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
-    return pick({{"square_avg", &rmsprop->square_avg()}, {"momentum_buffer", &rmsprop->momentum_buffer()}, {"grad_avg", &rmsprop->grad_avg()}});
+    return pick(
+        {{"square_avg", &rmsprop->square_avg()}, {"momentum_buffer", &rmsprop->momentum_buffer()}, {"grad_avg", &rmsprop->grad_avg()}});
   }
   return nullptr;
 }
@@ -56,19 +57,29 @@ struct Kind {
 
 Kind kind_of(const torch::optim::Optimizer& client) {
   if (dynamic_cast<const torch::optim::AdamW*>(&client)) {
-    return {"torch.AdamW", {"exp_avg", "exp_avg_sq"}, []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<torch::optim::AdamWParamState>(); }};
+    return {"torch.AdamW", {"exp_avg", "exp_avg_sq"}, []() -> std::unique_ptr<OptimizerParamState> {
+              return std::make_unique<torch::optim::AdamWParamState>();
+            }};
   }
   if (dynamic_cast<const torch::optim::Adam*>(&client)) {
-    return {"torch.Adam", {"exp_avg", "exp_avg_sq"}, []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<torch::optim::AdamParamState>(); }};
+    return {"torch.Adam", {"exp_avg", "exp_avg_sq"}, []() -> std::unique_ptr<OptimizerParamState> {
+              return std::make_unique<torch::optim::AdamParamState>();
+            }};
   }
   if (dynamic_cast<const torch::optim::SGD*>(&client)) {
-    return {"torch.SGD", {"momentum_buffer"}, []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<torch::optim::SGDParamState>(); }};
+    return {"torch.SGD", {"momentum_buffer"}, []() -> std::unique_ptr<OptimizerParamState> {
+              return std::make_unique<torch::optim::SGDParamState>();
+            }};
   }
   if (dynamic_cast<const torch::optim::Adagrad*>(&client)) {
-    return {"torch.Adagrad", {"sum"}, []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<torch::optim::AdagradParamState>(); }};
+    return {"torch.Adagrad", {"sum"}, []() -> std::unique_ptr<OptimizerParamState> {
+              return std::make_unique<torch::optim::AdagradParamState>();
+            }};
   }
   if (dynamic_cast<const torch::optim::RMSprop*>(&client)) {
-    return {"torch.RMSprop", {"square_avg"}, []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<torch::optim::RMSpropParamState>(); }};
+    return {"torch.RMSprop", {"square_avg"}, []() -> std::unique_ptr<OptimizerParamState> {
+              return std::make_unique<torch::optim::RMSpropParamState>();
+            }};
   }
   return {"torch optimizer", {}, nullptr};
 }
@@ -146,7 +157,8 @@ class TorchOptimizer final : public Optimizer {
   // The client keys its state by the tensor's identity: one leaf a parameter for good, put on new memory when the piece has moved.
   Leaf& leaf(const UpdateItem& item) {
     const at::Tensor& weights = item.master.defined() ? item.master : item.param;
-    require(weights.scalar_type() == c10::kFloat, "[optim.", type(), "] updates fp32 weights; parameter ", item.parameter, " has dtype ", weights.scalar_type());
+    require(weights.scalar_type() == c10::kFloat, "[optim.", type(), "] updates fp32 weights; parameter ", item.parameter, " has dtype ",
+            weights.scalar_type());
     auto [at, fresh] = leaves_.try_emplace(item.parameter);
     auto& tensor = at->second.tensor;
     if (fresh) {
@@ -193,8 +205,8 @@ class TorchOptimizer final : public Optimizer {
 
   const std::shared_ptr<torch::optim::Optimizer> client_;
   const Kind kind_;
-  std::map<int, Leaf> leaves_;         // by parameter id
-  std::vector<double> seen_lr_;        // by group: the engine's rate when last looked at
+  std::map<int, Leaf> leaves_;   // by parameter id
+  std::vector<double> seen_lr_;  // by group: the engine's rate when last looked at
 };
 
 }  // namespace
@@ -208,7 +220,8 @@ std::vector<ParamGroup> groups_of(const torch::optim::Optimizer& client, const N
     named.options.lr = group.options().get_lr();
     for (const auto& tensor : group.params()) {
       const auto at = names.find(tensor.unsafeGetTensorImpl());
-      require(at != names.end(), "[engine.groups_of] the optimizer has a parameter of shape ", tensor.sizes(), " that is not among the model's");
+      require(at != names.end(), "[engine.groups_of] the optimizer has a parameter of shape ", tensor.sizes(),
+              " that is not among the model's");
       named.names.push_back(at->second);
     }
     groups.push_back(std::move(named));
@@ -218,7 +231,7 @@ std::vector<ParamGroup> groups_of(const torch::optim::Optimizer& client, const N
 
 std::shared_ptr<Optimizer> wrap_torch_optimizer(std::shared_ptr<torch::optim::Optimizer> client, const NamedParameters& parameters) {
   require(client != nullptr, "[engine.wrap_torch_optimizer] no optimizer");
-  groups_of(*client, parameters);      // checks that it was built on this model
+  groups_of(*client, parameters);  // checks that it was built on this model
   return std::make_shared<TorchOptimizer>(std::move(client));
 }
 
