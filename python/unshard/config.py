@@ -11,8 +11,8 @@ from unshard.core import ConfigError, _core
 
 def choose(args=None, config=None, config_params=None):
     """The one configuration that was given. Raises ConfigError for none, or for two that contradict each other."""
-    given = {"config": config, "config_params": config_params,
-             "args.deepspeed_config": getattr(args, "deepspeed_config", None), "args.deepscale_config": getattr(args, "deepscale_config", None)}
+    given = {"config": config, "config_params": config_params, "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+             "args.deepscale_config": getattr(args, "deepscale_config", None)}
     given = {k: v for k, v in given.items() if v is not None}
     if not given:
         raise ConfigError("[config] no configuration was given: pass config= (a dict, a path or base64 text), or --deepspeed_config FILE "

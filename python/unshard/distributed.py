@@ -94,13 +94,10 @@ def _address(port):
 
 def make_communicator(settings=None):
     """The engine's Communicator over torch.distributed's default group; collective. `settings`: Config.unshard."""
-    share = os.environ.get("UNSHARD_SHARE_MEMORY", "").lower() not in ("off", "0", "false")
-    timeout, check = 1800.0, 60.0
-    if settings is not None:
-        share, timeout, check = share and settings.share_memory, settings.timeout_s, settings.collective_check_s
+    settings = _core.Config.from_json("{}").unshard if settings is None else settings
     number = next(_numbers)
     if dist.get_world_size() == 1:
-        return _core.single_process_communicator(timeout)
+        return _core.single_process_communicator(settings.timeout_s)
     from torch.distributed import distributed_c10d
     store = dist.PrefixStore(f"unshard/{number}", distributed_c10d._get_default_store())
-    return _core.make_communicator(dist.group.WORLD, store, share, timeout, check)
+    return _core.make_communicator(dist.group.WORLD, store, settings.share_memory, settings.timeout_s, settings.collective_check_s)

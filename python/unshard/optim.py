@@ -162,7 +162,7 @@ def _refuse(optimizer, **switches):
             raise ValueError(f"[optim.{type(optimizer).__name__}] {name}={value!r} isn't supported; leave it out")
 
 
-# ---- by name, from the JSON ----------------------------------------------------------------------------------------------------------
+# ---- by name, from the JSON --------------------------------------------------------------------------------------------------------
 _BY_KIND = {"adam": Adam, "adamw": AdamW, "sgd": SGD, "adagrad": Adagrad, "lion": Lion}
 # Keys of the JSON that choose an implementation in DeepSpeed and change nothing here.
 _CHOICES = ("torch_adam", "adam_w_mode", "set_grad_none", "fp32_optimizer_states", "fused", "foreach", "differentiable", "capturable",

@@ -80,7 +80,7 @@ class EngineOptimizer(torch.optim.Optimizer):
     def overflow(self):
         return self.engine._core.overflow()
 
-    # ---- this rank's state -----------------------------------------------------------------------------------------------------------
+    # ---- this rank's state ----------------------------------------------------------------------------------------------------------
     def _pieces(self):
         """(name, id) of every parameter in a group."""
         names = self.engine._names
@@ -128,7 +128,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, groups):
             group.update({k: v for k, v in saved.items() if k != "params"})
 
-    # ---- for the engine ----------------------------------------------------------------------------------------------------------------
+    # ---- for the engine -------------------------------------------------------------------------------------------------------------
     def run_hooks(self, when):
         """Step hooks that users registered on an optimizer which the engine runs itself ("pre" or "post")."""
         if isinstance(self.optimizer, FusedOptimizer):
@@ -151,6 +151,7 @@ class ClientOptimizer:
         self.type = type(client).__name__
         self._states = collections.defaultdict(dict)      # parameter id -> the client's state of its piece
         self._restored = collections.defaultdict(dict)    # the same, loaded before the client made any
+        self._expected = []
         self._steps = collections.Counter()
         self._parameters = {}                             # parameter id -> (the user's parameter, is its piece the whole of it)
 
@@ -212,13 +213,17 @@ class ClientOptimizer:
             for group, params in zip(client.param_groups, own_params):
                 group["params"] = params
             client.state = own_state
-        for id, piece in pieces.items():
+        for id in pieces:
             if id in self._parameters:
                 client.state[self._parameters[id]] = self._states[id]
 
-    # ---- state, by parameter id ----------------------------------------------------------------------------------------------------------
+    # ---- state, by parameter id -----------------------------------------------------------------------------------------------------
+    def expect(self, names):
+        """States that a saved engine had, about to be loaded."""
+        self._expected = list(names)
+
     def state_names(self):
-        names = []
+        names = list(self._expected)
         for state in self._states.values():
             names += [k for k, v in state.items() if _per_element(v) and k not in names]
         return names

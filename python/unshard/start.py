@@ -77,11 +77,12 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     comm = _core_comm(store, config)
     compiling.admit_higher_order_operators()
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.
-    core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner), optimizer=handle, store=store,
-                        source=make_source(model), hidden_size=_hidden_size(model))
+    core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
+                        optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model))
     engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
                     client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = next(_numbers)
+    engine._client_face = face
     if face is not None:
         face.bind({p: engine._ids[name] for p, name in engine._names.items()})
     return engine

@@ -163,8 +163,9 @@ class Init(contextlib.ContextDecorator):
 class GatheredParameters:
     """Whole values of `params` inside, also for code below torch's operators (numpy, data_ptr, torch.save).
 
-    With `modifier_rank`, each rank may write its values in any way; at the end that rank's become everyone's, and the others' are dropped
-    (collective). Without it, writes through torch's operators count as everywhere. Parameters that no engine or zero.Init has are left alone.
+    With `modifier_rank`, each rank may write its values in any way; at the end that rank's become everyone's, and the others' are
+    dropped (collective). Without it, writes through torch's operators count as everywhere. Parameters that neither an engine nor
+    zero.Init has are left alone.
     """
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):

@@ -7,7 +7,10 @@
 namespace unshard {
 
 void log_info(std::string_view text) {
-  static const bool quiet = std::getenv("UNSHARD_QUIET") != nullptr;
+  static const bool quiet = [] {
+    const char* value = std::getenv("UNSHARD_QUIET");
+    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+  }();
   if (!quiet) std::fprintf(stderr, "[unshard] %.*s\n", static_cast<int>(text.size()), text.data());
 }
 

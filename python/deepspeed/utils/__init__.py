@@ -1,7 +1,8 @@
 """deepspeed.utils: access to masters, gradients and states; logging; small helpers."""
 from unshard import access as _access
 from unshard.access import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_get_local_fp32_param,
-                            safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_grad, safe_set_full_optimizer_state, safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
+                            safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_grad, safe_set_full_optimizer_state,
+                            safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
                             safe_update_full_grad_vectorized)
 from unshard.data import RepeatingLoader
 

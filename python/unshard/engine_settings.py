@@ -1,0 +1,153 @@
+"""The engine's counters and getters (methods, as scripts call them)."""
+import torch
+
+
+class EngineSettings:
+    """Mixed into Engine: what was configured, what was counted."""
+
+    global_steps = property(lambda self: self._core.global_steps)
+    global_samples = property(lambda self: self._core.global_samples)
+    micro_steps = property(lambda self: self._core.micro_steps)
+    skipped_steps = property(lambda self: self._core.skipped_steps)
+
+    def train_batch_size(self):
+        return self._settings["train_batch"]
+
+    def train_micro_batch_size_per_gpu(self):
+        return self._settings["micro_batch"]
+
+    def gradient_accumulation_steps(self):
+        return self._settings["gas"]
+
+    def get_batch_info(self):
+        """(train_batch_size, micro batch size, accumulation steps)"""
+        return self._settings["train_batch"], self._settings["micro_batch"], self._settings["gas"]
+
+    def set_train_batch_size(self, train_batch_size):
+        """Change the accumulation steps so that an update sees this many samples."""
+        per_step = self._settings["micro_batch"] * self.dp_world_size
+        if train_batch_size < per_step or train_batch_size % per_step:
+            raise ValueError(f"[engine.set_train_batch_size] {train_batch_size} isn't a multiple of micro batch x ranks = {per_step}")
+        self._core.set_accumulation_steps(train_batch_size // per_step)
+        self._settings.update(gas=train_batch_size // per_step, train_batch=train_batch_size)
+
+    def set_train_micro_batch_size(self, micro_batch_size):
+        """Change the micro batch size; accumulation stays, so an update sees more samples."""
+        if micro_batch_size < 1:
+            raise ValueError(f"[engine.set_train_micro_batch_size] {micro_batch_size} isn't a positive number")
+        self._settings.update(micro_batch=micro_batch_size, train_batch=micro_batch_size * self._settings["gas"] * self.dp_world_size)
+
+    def zero_optimization(self):
+        return self._config.zero.stage > 0
+
+    def zero_optimization_stage(self):
+        return self._config.zero.stage
+
+    def zero_optimization_partition_gradients(self):
+        return self._config.zero.stage >= 2
+
+    def zero_optimization_partition_weights(self):
+        return self._config.zero.stage >= 3
+
+    def zero_offload_optimizer(self):
+        return None if self._config.zero.offload_optimizer == "none" else self._config.zero.offload_optimizer
+
+    def zero_offload_param(self):
+        return None if self._config.zero.offload_param == "none" else self._config.zero.offload_param
+
+    def zero_cpu_offload(self):
+        return self._config.zero.offload_optimizer == "cpu"
+
+    def zero_gather_16bit_weights_on_model_save(self):
+        return self._config.zero.gather_16bit_weights_on_model_save
+
+    def zero_reduce_bucket_size(self):
+        return self._core.config.zero.reduce_bucket_numel
+
+    def zero_allgather_bucket_size(self):
+        return self._core.config.zero.allgather_bucket_numel
+
+    def zero_prefetch_bucket_size(self):
+        return self._core.config.zero.prefetch_bucket_numel
+
+    def zero_param_persistence_threshold(self):
+        return self._core.config.zero.param_persistence_threshold
+
+    def fp16_enabled(self):
+        return self._config.fp16.enabled
+
+    def bfloat16_enabled(self):
+        return self._config.bf16.enabled
+
+    def torch_autocast_enabled(self):
+        return self._config.autocast.enabled
+
+    def torch_autocast_dtype(self):
+        return self._config.autocast.dtype
+
+    def fp16_auto_cast(self):
+        return self._config.fp16.auto_cast
+
+    def gradient_clipping(self):
+        return self._config.gradient_clipping
+
+    def loss_scale(self):
+        return self._core.loss_scale()
+
+    def dynamic_loss_scale(self):
+        return self._config.fp16.enabled and self._config.fp16.loss_scale == 0
+
+    def initial_dynamic_scale(self):
+        return 2**self._config.fp16.initial_scale_power
+
+    def prescale_gradients(self):
+        return self._config.prescale_gradients
+
+    def gradient_predivide_factor(self):
+        return self._config.gradient_predivide_factor
+
+    def steps_per_print(self):
+        return self._config.steps_per_print
+
+    def wall_clock_breakdown(self):
+        return self._config.wall_clock_breakdown
+
+    def memory_breakdown(self):
+        return self._config.memory_breakdown
+
+    def dump_state(self):
+        return self._config.dump_state
+
+    def optimizer_name(self):
+        return self._config.optimizer.type or (type(self.client_optimizer).__name__ if self.client_optimizer is not None else None)
+
+    def optimizer_params(self):
+        return self.config.get("optimizer", {}).get("params")
+
+    def scheduler_name(self):
+        return self._config.scheduler.type or None
+
+    def scheduler_params(self):
+        return self.config.get("scheduler", {}).get("params")
+
+    def communication_data_type(self):
+        return self._config.communication_dtype
+
+    def get_data_types(self):
+        """(dtype of the model's weights, dtype in which gradients accumulate)"""
+        model = self._config.compute_dtype() or torch.float32
+        return model, self._config.grad_accum_dtype or torch.float32
+
+    def _from_groups(self, key):
+        return [] if self.optimizer is None else [group.get(key) for group in self.optimizer.param_groups]
+
+    def get_lr(self):
+        """The learning rate of each group, as the next update will use it."""
+        return self._from_groups("lr")
+
+    def get_type(self):
+        return self._from_groups("type")
+
+    def get_mom(self):
+        """momentum or betas of each group."""
+        return [] if self.optimizer is None else [g.get("momentum", g.get("betas")) for g in self.optimizer.param_groups]
