@@ -24,8 +24,11 @@ if __name__ == "__main__":
 
 
 def main(packages):
+    packages = pathlib.Path(packages).resolve()
+    if not (packages / "unshard").is_dir():
+        sys.exit(f"{packages} holds no package: configure the build with -DUNSHARD_BUILD_PYTHON=ON (make clean, then make build)")
     site = pathlib.Path(sysconfig.get_paths()["purelib"])
-    (site / "unshard-build.pth").write_text(f"{pathlib.Path(packages).resolve()}\n")
+    (site / "unshard-build.pth").write_text(f"{packages}\n")
     for name, module in COMMANDS.items():
         script = pathlib.Path(sysconfig.get_paths()["scripts"]) / name
         script.write_text(SCRIPT.format(python=sys.executable, module=module))
