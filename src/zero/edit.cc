@@ -23,7 +23,6 @@ void broadcast_bytes(StoreState& state, const Entry& entry, std::byte* data, c10
 
 // Shared memory: the modifier writes the value where it rests; all others only wait.
 void share_edits(StoreState& state, const std::vector<Entry*>& edited, int modifier) {
-  state.comm->barrier("end_edit: all ranks stopped reading");
   if (state.rank == modifier) {
     for (auto* entry : edited) {
       if (entry->info.partitioned) std::memcpy(entry->home, entry->copy.get(), entry->whole_bytes());
@@ -80,6 +79,7 @@ void StoreState::end_edit(const std::vector<int>& ids, int modifier) {
   const Unobserved quiet;
   drain_prefetch();
   if (world > 1) {
+    comm->barrier("end_edit: all ranks stopped reading");  // a slower rank may still fetch the value before
     if (shared) share_edits(*this, edited, modifier);
     for (auto* entry : edited) {
       if (!entry->info.partitioned) {

@@ -43,6 +43,16 @@ void release_until(StoreState& state, std::int64_t limit) {
   }
 }
 
+// Room in the budget for one more copy. \return false after waiting for a prefetch, which holds its room until it ends: look again.
+bool make_room(StoreState& state, const Entry& entry, std::unique_lock<std::mutex>& lock) {
+  if (entry.home || state.inference) return true;
+  const auto limit = state.options.max_live_numel - entry.info.layout.numel;
+  release_until(state, limit);
+  if (state.live_numel <= limit || state.prefetching == 0) return true;
+  state.filled.wait(lock);
+  return false;
+}
+
 void let_go(StoreState& state, Entry& entry) {
   if (state.live_numel > state.options.max_live_numel) return release_until(state, state.options.max_live_numel);
   const auto distance = state.trace.distance_to_next_use(entry.info.id);
@@ -118,7 +128,6 @@ namespace {
 
 // Lock held on entry and exit, not in between. at_rest -> gathered or written.
 void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::mutex>& lock) {
-  if (!entry.home && !state.inference) release_until(state, state.options.max_live_numel - entry.info.layout.numel);
   state.begin_fill(entry);
   lock.unlock();
   at::DataPtr copy;
@@ -146,7 +155,7 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
       state.filled.wait(lock);
     } else if (is_available(entry) && (!writes || in_place || entry.residence != Residence::at_rest)) {
       break;
-    } else {
+    } else if (make_room(state, entry, lock)) {
       fill(state, entry, access, lock);
       fresh = access == Access::overwrite;
     }
@@ -233,11 +242,12 @@ void StoreState::pin_all(const std::vector<int>& ids) {
   std::vector<Entry*> fetched;
   if (service) {
     // What isn't here travels in one message a peer; the pins below find it resident.
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     for (const int id : ids) {
       Entry& entry = at(id, "pin");
+      while (entry.info.partitioned && entry.residence == Residence::at_rest && !make_room(*this, entry, lock)) {
+      }
       if (!entry.info.partitioned || entry.residence != Residence::at_rest || entry.unfenced.load()) continue;
-      if (!inference) release_until(*this, options.max_live_numel - entry.info.layout.numel);
       begin_fill(entry);
       fetched.push_back(&entry);
     }
