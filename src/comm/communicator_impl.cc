@@ -1,7 +1,10 @@
 #include "comm/communicator_impl.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -194,19 +197,36 @@ void CommunicatorImpl::recv(at::Tensor& tensor, int source, int tag) {
 }
 
 void CommunicatorImpl::barrier(std::string_view place) {
-  perform("barrier", place, 0, [&](const Call&) {
+  perform("barrier", place, 0, [&](const Call& call) {
     if (host_) {
       host_->barrier(place);
     } else if (size_ > 1) {
-      strings_->all_gather("", cat("barrier '", place, "'"));
+      gather_strings(call, "");
     }
   });
 }
 
+// Over connections where there are some: a peer of another host that dies closes them, while the store would be waited for in vain.
+std::vector<std::string> CommunicatorImpl::gather_strings(const Call& call, const std::string& mine) {
+  if (!group_->hasBackendForDeviceType(c10::DeviceType::CPU)) return strings_->all_gather(mine, call.op);
+  at::Tensor length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong), lengths = at::empty({size_}, at::kLong);
+  c10d_->all_gather(call, lengths, length);
+  const std::int64_t* counts = lengths.const_data_ptr<std::int64_t>();
+  const std::int64_t longest = *std::max_element(counts, counts + size_);
+  std::vector<std::string> all(static_cast<std::size_t>(size_));
+  if (longest == 0) return all;
+  at::Tensor bytes = at::zeros({longest}, at::kByte), gathered = at::empty({longest * size_}, at::kByte);
+  std::memcpy(bytes.data_ptr(), mine.data(), mine.size());
+  c10d_->all_gather(call, gathered, bytes);
+  const char* from = static_cast<const char*>(gathered.const_data_ptr());
+  for (int rank = 0; rank < size_; ++rank) all[static_cast<std::size_t>(rank)].assign(from + rank * longest, static_cast<std::size_t>(counts[rank]));
+  return all;
+}
+
 std::vector<std::string> CommunicatorImpl::all_gather_strings(const std::string& mine) {
   std::vector<std::string> all{mine};
-  perform("all_gather_strings", {}, size_ > 1 ? static_cast<std::int64_t>(mine.size()) : 0, [&](const Call&) {
-    if (size_ > 1) all = host_ ? host_->all_gather_strings(mine, "all_gather_strings") : strings_->all_gather(mine, "all_gather_strings");
+  perform("all_gather_strings", {}, size_ > 1 ? static_cast<std::int64_t>(mine.size()) : 0, [&](const Call& call) {
+    if (size_ > 1) all = host_ ? host_->all_gather_strings(mine, "all_gather_strings") : gather_strings(call, mine);
   });
   return all;
 }

@@ -58,6 +58,7 @@ class CommunicatorImpl final : public Communicator {
   /// Record, run, count. After an error the group is out of step: every later call throws at once, naming the first error.
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
+  std::vector<std::string> gather_strings(const Call& call, const std::string& mine);
   void check_usable(const Call& call) const;
   void set_broken(std::string_view reason);
   void check_peer(const char* op, int peer) const;
@@ -72,7 +73,7 @@ class CommunicatorImpl final : public Communicator {
   const PeerWatch local_peers_;
   const bool loopback_;
   std::unique_ptr<Transport> shared_memory_, c10d_;
-  std::unique_ptr<StoreExchange> calls_, strings_;   ///< over the store, when memory isn't shared
+  std::unique_ptr<StoreExchange> calls_, strings_;   ///< over the store, when memory isn't shared; strings_: without a CPU backend
 
   FlightRecorder recorder_;
   std::map<std::string, OpCount> counts_;

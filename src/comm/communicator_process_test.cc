@@ -118,6 +118,18 @@ TEST_P(Processes, ADeadPeerEndsACollectiveAndIsNamed) {
   EXPECT_EQ(exits[2].signal, SIGKILL);
 }
 
+TEST_P(Processes, ADeadPeerEndsABarrier) {
+  const int port = free_port();
+  const auto exits = fork_ranks(2, 60, [&](int rank) {
+    set_env(rank, 2, port);
+    const auto comm = init_process_group(options());
+    comm->barrier("begin");
+    if (rank == 1) ::raise(SIGKILL);
+    return contains_all(error_of([&] { comm->barrier("step: publish"); }), {"barrier 'step: publish'", "rank 1", "gone"}) ? 0 : 1;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+}
+
 TEST_P(Processes, AStalledPeerEndsInATimeOut) {
   const int port = free_port();
   const auto exits = fork_ranks(2, 60, [&](int rank) {
