@@ -102,6 +102,13 @@ class Progress {
   Clock::time_point since_ = Clock::now();
 };
 
+/// Bytes that terminals and logs take well: a young model writes broken UTF-8.
+std::string printable(std::string text) {
+  for (char& byte : text)
+    if (const int code = static_cast<unsigned char>(byte); (code < ' ' && byte != '\n' && byte != '\t') || code > '~') byte = '?';
+  return text;
+}
+
 void train(const Arguments& arguments, const unshard::Config& config, const std::shared_ptr<unshard::Communicator>& comm) {
   Windows windows(read_text(arguments.text.empty() ? default_text_path() : arguments.text), arguments.context,
                   static_cast<std::uint64_t>(arguments.seed * 1000 + comm->rank()));
@@ -138,7 +145,7 @@ void train(const Arguments& arguments, const unshard::Config& config, const std:
   // Rank 0 alone reads the whole model here, partitioned or not; the others need not take part, only stay.
   if (comm->rank() == 0) {
     std::printf("loss %.4f -> %.4f\n", progress.first_loss(), progress.last_loss());
-    if (arguments.sample > 0) std::printf("--- sample\n%s\n---\n", model->generate("def ", arguments.sample).c_str());
+    if (arguments.sample > 0) std::printf("--- sample\n%s\n---\n", printable(model->generate("def ", arguments.sample)).c_str());
     std::fflush(stdout);
   }
   comm->barrier("end of training");
