@@ -1,7 +1,9 @@
 """torch.distributed for the engine: started when needed, and the engine's Communicator over its default group."""
+import atexit
 import datetime
 import itertools
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -81,6 +83,19 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         raise CommError(f"[distributed] rank {rank} of {world_size} can't meet the others at "
                         f"{init_method or os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', distributed_port)}: "
                         f"{str(error).splitlines()[0]}") from error
+    if "nccl" not in str(backend):
+        atexit.register(_leave)
+
+
+def _leave():
+    """At exit, while Python still runs: Gloo's own thread would abort the process when it drops the last tensors after that.
+
+    Not after an exception: an operation that a peer never joined may be in the way, and the process must end.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        from unshard import owners
+        owners.close()
+        dist.destroy_process_group()
 
 
 def _address(port):

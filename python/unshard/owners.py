@@ -39,6 +39,13 @@ def engines():
     return list(_engines)
 
 
+def close():
+    """At exit: let go of every engine and store, and with them of the process group."""
+    for engine in _engines:
+        engine._core = engine._store = None
+    _entries.clear()
+
+
 def find(tensor):
     """Owner of a parameter (views and new objects over its storage too), or None."""
     entry = _entries.get(tensor)
