@@ -7,6 +7,11 @@ target_compile_definitions(_core PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
 target_compile_options(_core PRIVATE -Wno-attributes)     # holders of pybind11's hidden types are hidden too, as they should be
 target_link_libraries(_core PRIVATE unshard ${UNSHARD_TORCH_PYTHON})
 
+# In a wheel: unshard/_core*.so beside unshard/lib/libunshard.so. torch's libraries are loaded before it by the package itself.
+set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
+install(TARGETS _core LIBRARY DESTINATION unshard COMPONENT python)
+install(TARGETS unshard LIBRARY DESTINATION unshard/lib COMPONENT python NAMELINK_SKIP)
+
 set(UNSHARD_PYTHON_TREE ${CMAKE_BINARY_DIR}/python)
 set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${UNSHARD_PYTHON_TREE}/unshard)
 if(NOT APPLE)
