@@ -109,6 +109,20 @@ void Engine::set_accumulation_steps(std::int64_t steps) {
   require(steps >= 1, "[engine.set_accumulation_steps] got ", steps, "; at least 1 is needed");
   state_->accumulation_steps = steps;
   state_->refresh_factor();
+  state_->count_samples();
+}
+
+void Engine::set_micro_batch_size(std::int64_t samples) {
+  require(samples >= 1, "[engine.set_micro_batch_size] got ", samples, "; at least 1 is needed");
+  state_->config.batch.micro_batch_size = samples;
+  state_->count_samples();
+}
+
+// What one update sees, for global_samples.
+void Engine::State::count_samples() {
+  auto& batch = config.batch;
+  batch.accumulation_steps = accumulation_steps;
+  batch.train_batch_size = batch.micro_batch_size * batch.accumulation_steps * comm->world_size();
 }
 
 void Engine::set_no_sync(bool on) {

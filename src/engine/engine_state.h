@@ -81,6 +81,7 @@ struct Engine::State {
   bool keeps_whole() const { return config.zero.stage == 0; }
   void set_phase(Phase phase, std::string_view detail);
   void require_alive(const char* call) const;
+  void count_samples();   ///< batch sizes after a change at run time
   void refresh_factor();  ///< the factor for losses that don't go through the engine
 
   Config config;

@@ -37,11 +37,11 @@ TEST(Precision, Bf16StagesAgreeBitForBitAndParametersAreCastMasters) {
   }
 }
 
-TEST(Precision, Bf16UpdatesFp32MastersTakenFromTheOriginals) {
-  // By hand: 16-bit forward and gradients, fp32 mean, masters from the values before the cast.
+TEST(Precision, Bf16UpdatesFp32MastersThatStartAsTheWeights) {
+  // By hand: 16-bit forward and gradients, fp32 mean, fp32 masters that start as the 16-bit weights.
   TinyModel originals;
   std::map<std::string, at::Tensor> masters;
-  for (const auto& name : originals.order) masters[name] = originals.p.at(name).detach().clone();
+  for (const auto& name : originals.order) masters[name] = originals.p.at(name).detach().to(at::kBFloat16).to(at::kFloat);
   TinyModel half;
   for (int step = 0; step < 3; ++step) {
     std::map<std::string, at::Tensor> sums;
@@ -124,7 +124,8 @@ TEST(Precision, ANanInFp32IsSkippedAndTheScheduleWaits) {
     RunOptions run;
     run.stage = 2;
     run.extra =
-        R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10, "warmup_type": "linear"}})";
+        R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10,)"
+        R"( "warmup_type": "linear"}})";
     TinyModel model;
     Engine engine(model.named(), config_of(run, 2), share(comm), small_buckets());
     std::vector<double> rates;

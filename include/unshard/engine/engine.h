@@ -39,7 +39,7 @@ struct GradientTuning {
 };
 
 struct EngineOptions {
-  /// Which parameters are updated, with what; empty: all that require a gradient, with the JSON's optimizer. Parameters in no group are frozen.
+  /// Which parameters are updated, with what; empty: all that require a gradient, by the JSON's optimizer. In no group: frozen.
   std::vector<ParamGroup> groups;
   /// Replaces the JSON's optimizer (a client optimizer). Null and none in the JSON: no update (evaluation only; step() is an error).
   std::shared_ptr<Optimizer> optimizer;
@@ -86,6 +86,7 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
   void set_gradient_accumulation_boundary(std::optional<bool> value);   ///< override until reset by nullopt
   void set_accumulation_steps(std::int64_t steps);
+  void set_micro_batch_size(std::int64_t samples);                      ///< for the accounts (global_samples)
   void set_no_sync(bool on);                                            ///< step() inside is an error
 
   /// Collective: global norm of the accumulated mean gradient, unscaled, before clipping; valid between backward and step.
@@ -112,7 +113,7 @@ class Engine {
   void set_full_fp32_param(int id, const at::Tensor& value);
   void set_full_grad(int id, const at::Tensor& value);
   void set_full_state(int id, const std::string& name, const at::Tensor& value);
-  // This rank's flat pieces (what the "local" access functions show). Local, but for local_grad, which needs all ranks' gradients: collective.
+  // This rank's flat pieces (what the "local" access functions show). Not collective, but for local_grad, which needs all ranks.
   at::Tensor local_fp32_param(int id);
   at::Tensor local_grad(int id);
   at::Tensor local_state(int id, const std::string& name);
