@@ -88,10 +88,7 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 
 
 def _leave():
-    """At exit, while Python still runs: Gloo's own thread would abort the process when it drops the last tensors after that.
-
-    Not after an exception: an operation that a peer never joined may be in the way, and the process must end.
-    """
+    """At exit; see owners.close()."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         from unshard import owners
         owners.close()

@@ -35,6 +35,7 @@ class EngineSettings:
         """Change the micro batch size; accumulation stays, so an update sees more samples."""
         if micro_batch_size < 1:
             raise ValueError(f"[engine.set_train_micro_batch_size] {micro_batch_size} isn't a positive number")
+        self._core.set_micro_batch_size(micro_batch_size)
         self._settings.update(micro_batch=micro_batch_size, train_batch=micro_batch_size * self._settings["gas"] * self.dp_world_size)
 
     def zero_optimization(self):

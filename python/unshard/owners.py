@@ -2,6 +2,8 @@
 
 An entry keeps its store alive for as long as the parameter lives (a model built under zero.Init, or whose engine has gone, still works).
 """
+import atexit
+import sys
 import weakref
 from typing import NamedTuple
 
@@ -39,8 +41,13 @@ def engines():
     return list(_engines)
 
 
+@atexit.register
 def close():
-    """At exit: let go of every engine and store, and with them of the process group."""
+    """At exit, while Python still runs: let go of every engine and store, and with them of the process group, whose threads may hold
+    Python's tensors (dropped later they would abort the process). Not after an exception: an operation that a peer never joined may be
+    in the way, and the process must end."""
+    if hasattr(sys, "last_value"):
+        return
     for engine in _engines:
         engine._core = engine._store = None
     _entries.clear()

@@ -45,6 +45,8 @@ void bind_training(py::class_<EngineHandle>& cls) {
            [](const EngineHandle& e, std::optional<bool> value) { e->set_gradient_accumulation_boundary(value); }, py::arg("value"))
       .def("set_accumulation_steps", [](const EngineHandle& e, std::int64_t steps) { e->set_accumulation_steps(steps); },
            py::arg("steps"))
+      .def("set_micro_batch_size", [](const EngineHandle& e, std::int64_t samples) { e->set_micro_batch_size(samples); },
+           py::arg("samples"))
       .def("set_no_sync", [](const EngineHandle& e, bool on) { e->set_no_sync(on); }, py::arg("on"), NoGil())
       .def("compute_grad_norm", [](const EngineHandle& e) { return e->compute_grad_norm(); }, NoGil())
       .def("last_grad_norm", [](const EngineHandle& e) { return e->last_grad_norm(); })

@@ -64,6 +64,13 @@ def test_getters_are_methods_with_the_resolved_values():
     assert engine.get_lr() == [0.1] and engine.config["zero_optimization"]["stage"] == 2 and engine.get_global_grad_norm() is None
     engine.set_train_batch_size(30)
     assert engine.get_batch_info() == (30, 5, 6)
+    engine.set_train_micro_batch_size(2)
+    assert engine.get_batch_info() == (12, 2, 6)
+    for micro in range(6):
+        engine.backward(loss_of(engine, 0, micro))
+        engine.step()
+    assert (engine.global_samples, engine.global_steps) == (12, 1)
+    engine.set_train_micro_batch_size(5)
     with pytest.raises(ValueError, match="isn't a multiple"):
         engine.set_train_batch_size(31)
     assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
