@@ -282,9 +282,11 @@ def case_autocast_keeps_no_whole_copies():
 
 
 def case_cast_of_a_changed_parameter_is_refused():
+    """Dense torch raises here for the weight it saved; a cast that is made again from the changed weight must not pass for the old one."""
     m, _, _ = pair(Holder())
     x = torch.randn(2, 8, requires_grad=True)
-    y = (x.bfloat16() @ m.w.bfloat16()).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = (x @ m.w).sum()
     with torch.no_grad():
         m.w.mul_(2)
     refused(lambda: y.backward(), "modified")
@@ -311,9 +313,11 @@ def case_dispatch_modes_read_captured_parameters():
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-            return f(*args, **(kwargs or {})) + m.w.detach().sum() * 0
+            out = f(*args, **(kwargs or {}))
+            return out + m.w.detach().sum() * 0 if torch.is_tensor(out) else out
     with Mode():
-        assert torch.ones(3).mul(2).sum().item() == 6
+        y = torch.ones(3).mul(2)
+    assert y.tolist() == [2.0, 2.0, 2.0]
 
 
 def case_dtensor_reads_and_writes():
