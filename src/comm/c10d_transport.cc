@@ -27,9 +27,12 @@ at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.detach().view({-1}
 
 c10d::ReduceOp::RedOpType native(ReduceOp op) {
   switch (op) {
-    case ReduceOp::max: return c10d::ReduceOp::MAX;
-    case ReduceOp::min: return c10d::ReduceOp::MIN;
-    case ReduceOp::sum: break;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::sum:
+      break;
   }
   return c10d::ReduceOp::SUM;
 }
@@ -68,7 +71,7 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
   try {
     function();
     return;
-  } catch (const std::runtime_error& error) {   // Gloo's own
+  } catch (const std::runtime_error& error) {  // Gloo's own
     reason = error.what();
   } catch (const c10::Error& error) {
     reason = error.what();
@@ -93,7 +96,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
     future = work.getFuture();
-  } catch (const c10::Error&) {   // point-to-point work has none
+  } catch (const c10::Error&) {  // point-to-point work has none
   }
   if (!future) return;
   struct Signal {
@@ -115,7 +118,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
     }
     check_local_peers(call);
     if (options_.interrupt_check) options_.interrupt_check();
-    if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)   // the backend's own time-out comes first
+    if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)  // the backend's own time-out comes first
       raise(call, cat("no progress for ", options_.timeout.count(), " s"));
   }
 }
@@ -165,8 +168,8 @@ void C10dTransport::reduce_slices(const Call& call, const at::Tensor& output, co
     const std::int64_t bytes = std::min(piece, slice - at);
     if (!whole)
       for (std::int64_t r = 0; r < ranks; ++r)
-        std::memcpy(static_cast<std::byte*>(to_all.data_ptr()) + r * bytes, static_cast<const std::byte*>(input.data_ptr()) + r * slice + at,
-                    static_cast<std::size_t>(bytes));
+        std::memcpy(static_cast<std::byte*>(to_all.data_ptr()) + r * bytes,
+                    static_cast<const std::byte*>(input.data_ptr()) + r * slice + at, static_cast<std::size_t>(bytes));
     at::Tensor to = from_all.narrow(0, 0, bytes * ranks), from = to_all.narrow(0, 0, bytes * ranks);
     run(call, input, [&](c10d::Backend& backend) { return backend.alltoall_base(to, from, equal, equal); });
     for (std::int64_t r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = static_cast<std::byte*>(to.data_ptr()) + r * bytes;

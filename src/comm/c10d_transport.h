@@ -19,7 +19,7 @@ namespace unshard::comm {
 struct C10dOptions {
   std::chrono::duration<double> timeout{1800};
   std::function<void()> interrupt_check;
-  const PeerWatch* local_peers = nullptr;   ///< ranks on this host, so that a dead one is named; outlives the transport
+  const PeerWatch* local_peers = nullptr;  ///< ranks on this host, so that a dead one is named; outlives the transport
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.

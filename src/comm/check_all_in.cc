@@ -34,8 +34,7 @@ void HostGroupImpl::check_all_in(std::string_view call, std::chrono::duration<do
   if (other >= 0)
     throw CommError(cat("[comm.check_all_in] the ranks are in different calls: rank ", rank_, " is in ", call, ", rank ", other, " is in ",
                         slot(other).call.get(), "; every rank must make the same calls in the same order"));
-  if (!came)
-    throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", absence_text(call, sequence)));
+  if (!came) throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", absence_text(call, sequence)));
 }
 
 std::string HostGroupImpl::absence_text(std::string_view call, std::uint64_t sequence) const {

@@ -47,11 +47,11 @@ double memcpy_bandwidth(Communicator& comm, std::int64_t bytes) {
 
 struct Operation {
   const char* name;
-  double must_move;     ///< what a rank must read and write in any implementation, in units of `bytes`
-  double bus_factor;    ///< busbw / algbw, as nccl-tests define it
+  double must_move;   ///< what a rank must read and write in any implementation, in units of `bytes`
+  double bus_factor;  ///< busbw / algbw, as nccl-tests define it
   std::function<void(Communicator&)> run;
   at::Tensor result;
-  double wanted;        ///< every element of result, after one run on ones
+  double wanted;  ///< every element of result, after one run on ones
 };
 
 double time_of(Communicator& comm, const Operation& operation, int rounds) {
@@ -102,8 +102,10 @@ int main(int argc, char** argv) {
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
   const std::int64_t largest = argc > 2 ? std::atoll(argv[2]) : 64 << 20;
   const unshard::testing::PipeExchange exchange(ranks);
-  std::printf("# %d ranks, 1 thread each; ratio, hot = bytes a rank must read and write / time / memcpy bandwidth (64 MiB, same size)\n", ranks);
-  std::printf("%-15s %10s %6s %10s %9s %9s %6s %6s %6s\n", "# op", "bytes", "dtype", "median_us", "algbw", "busbw", "ratio", "hot", "wrong");
+  std::printf("# %d ranks, 1 thread each; ratio, hot = bytes a rank must read and write / time / memcpy bandwidth (64 MiB, same size)\n",
+              ranks);
+  std::printf("%-15s %10s %6s %10s %9s %9s %6s %6s %6s\n", "# op", "bytes", "dtype", "median_us", "algbw", "busbw", "ratio", "hot",
+              "wrong");
   const auto exits = unshard::testing::fork_ranks(ranks, 300, [&](int rank) {
     at::set_num_threads(1);
     comm::CommunicatorImpl::Parts parts;

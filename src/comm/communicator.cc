@@ -67,8 +67,8 @@ c10::intrusive_ptr<c10d::Store> own_keys(const c10::intrusive_ptr<c10d::Store>& 
 }
 
 /// `group` may be null: then Gloo is set up unless shared memory serves.
-std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                       const CommOptions& options) {
+std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store,
+                                       c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options) {
   store = own_keys(store, rank);
   comm::StoreExchange exchange(store, "init", rank, size, {options.timeout, options.interrupt_check});
   const auto cards = exchange_cards(exchange, options);
@@ -93,14 +93,15 @@ c10::intrusive_ptr<c10d::Store> make_store(const comm::LaunchEnv& env, const Com
   store_options.port = env.port;
   store_options.isServer = env.rank == 0 && !env.store_exists;
   store_options.numWorkers = static_cast<std::size_t>(env.world_size);
-  store_options.waitWorkers = false;   // who is missing is said by the first exchange
+  store_options.waitWorkers = false;  // who is missing is said by the first exchange
   store_options.timeout = std::min(comm::to_milliseconds(options.timeout), std::chrono::milliseconds(300'000));
   try {
     const auto store = c10::make_intrusive<c10d::TCPStore>(env.address, store_options);
     return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", env.store_prefix), store);
   } catch (const std::exception& error) {
-    throw CommError(cat("[comm.init_process_group] rank ", env.rank, " can't ", store_options.isServer ? "serve the store at " : "reach the store at ",
-                        env.address, ":", env.port, " (MASTER_ADDR, MASTER_PORT): ", comm::first_line(error.what())));
+    throw CommError(cat("[comm.init_process_group] rank ", env.rank, " can't ",
+                        store_options.isServer ? "serve the store at " : "reach the store at ", env.address, ":", env.port,
+                        " (MASTER_ADDR, MASTER_PORT): ", comm::first_line(error.what())));
   }
 }
 
@@ -157,13 +158,14 @@ std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_si
       if (options.share_memory)
         parts.host = std::static_pointer_cast<comm::HostGroupImpl>(hosts[at]);
       else
-        parts.group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, world_size, options.timeout);
+        parts.group =
+            comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, world_size, options.timeout);
       all[at] = std::make_shared<CommunicatorImpl>(std::move(parts));
     } catch (...) {
       errors[at] = std::current_exception();
     }
   };
-  std::vector<std::thread> threads;   // setting up is collective
+  std::vector<std::thread> threads;  // setting up is collective
   for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(make, rank);
   for (auto& thread : threads) thread.join();
   for (const auto& error : errors)

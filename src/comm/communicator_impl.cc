@@ -69,12 +69,13 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       loopback_(parts.loopback) {
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
-  if (group_) c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, C10dOptions{options_.timeout, options_.interrupt_check, &local_peers_});
+  if (group_)
+    c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, C10dOptions{options_.timeout, options_.interrupt_check, &local_peers_});
   if (!host_) {
     const StoreRules rules{options_.timeout, [this] {
                              for (int peer : local_peers_.dead())
-                               throw CommError(cat("[comm] rank ", peer, " is gone (its process on this host ended); this is rank ", rank_, " of ",
-                                                   size_, " in step ", step()));
+                               throw CommError(cat("[comm] rank ", peer, " is gone (its process on this host ended); this is rank ", rank_,
+                                                   " of ", size_, " in step ", step()));
                              if (options_.interrupt_check) options_.interrupt_check();
                            }};
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
@@ -92,7 +93,8 @@ Transport& CommunicatorImpl::transport_for(const Call& call, const at::Tensor& t
 }
 
 void CommunicatorImpl::check_usable(const Call& call) const {
-  if (!is_broken_.load(std::memory_order_acquire)) [[likely]] return;
+  if (!is_broken_.load(std::memory_order_acquire)) [[likely]]
+    return;
   std::lock_guard<std::mutex> lock(broken_mutex_);
   throw CommError(cat(Place{call.op, call.detail}.text(), " this group can't be used any more; its first error was: ", broken_));
 }
@@ -110,12 +112,12 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
   const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step);
   try {
     function(call);
-  } catch (const std::invalid_argument&) {   // found before any communication
+  } catch (const std::invalid_argument&) {  // found before any communication
     throw;
   } catch (const std::exception& error) {
     set_broken(error.what());
     throw;
-  } catch (...) {   // an interrupt of the caller's own kind
+  } catch (...) {  // an interrupt of the caller's own kind
     set_broken(cat("interrupted in ", op));
     throw;
   }
@@ -219,7 +221,8 @@ std::vector<std::string> CommunicatorImpl::gather_strings(const Call& call, cons
   std::memcpy(bytes.data_ptr(), mine.data(), mine.size());
   c10d_->all_gather(call, gathered, bytes);
   const char* from = static_cast<const char*>(gathered.const_data_ptr());
-  for (int rank = 0; rank < size_; ++rank) all[static_cast<std::size_t>(rank)].assign(from + rank * longest, static_cast<std::size_t>(counts[rank]));
+  for (int rank = 0; rank < size_; ++rank)
+    all[static_cast<std::size_t>(rank)].assign(from + rank * longest, static_cast<std::size_t>(counts[rank]));
   return all;
 }
 
@@ -251,7 +254,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> CommunicatorImpl::new_process_group(std::
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   perform("new_process_group", name, 0, [&](const Call&) {
     try {
-      group = loopback_ ? make_loopback_group(store, rank_, size_, options_.timeout) : make_gloo_group(store, rank_, size_, options_.timeout);
+      group =
+          loopback_ ? make_loopback_group(store, rank_, size_, options_.timeout) : make_gloo_group(store, rank_, size_, options_.timeout);
     } catch (const std::runtime_error& error) {
       throw CommError(cat("[comm.new_process_group '", name, "'] rank ", rank_, " of ", size_, ": ", first_line(error.what())));
     } catch (const c10::Error& error) {

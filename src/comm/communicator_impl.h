@@ -20,11 +20,11 @@ class CommunicatorImpl final : public Communicator {
   struct Parts {
     int rank = 0, size = 1;
     CommOptions options;
-    std::shared_ptr<HostGroupImpl> host;                  ///< null: not all ranks share memory
-    c10::intrusive_ptr<c10d::ProcessGroup> group;         ///< null: no c10d transport (then host is set, or size is 1)
-    c10::intrusive_ptr<c10d::Store> store;                ///< null: no new_process_group
-    PeerWatch local_peers;                                ///< for c10d: ranks of this host
-    bool loopback = false;                                ///< new groups talk over loopback (threads of a process)
+    std::shared_ptr<HostGroupImpl> host;           ///< null: not all ranks share memory
+    c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null: no c10d transport (then host is set, or size is 1)
+    c10::intrusive_ptr<c10d::Store> store;         ///< null: no new_process_group
+    PeerWatch local_peers;                         ///< for c10d: ranks of this host
+    bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
   };
   /// Collective when host is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
@@ -73,16 +73,16 @@ class CommunicatorImpl final : public Communicator {
   const PeerWatch local_peers_;
   const bool loopback_;
   std::unique_ptr<Transport> shared_memory_, c10d_;
-  std::unique_ptr<StoreExchange> calls_, strings_;   ///< over the store, when memory isn't shared; strings_: without a CPU backend
+  std::unique_ptr<StoreExchange> calls_, strings_;  ///< over the store, when memory isn't shared; strings_: without a CPU backend
 
   FlightRecorder recorder_;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;
   std::atomic<std::int64_t> step_{0};
-  std::uint64_t children_ = 0;                        ///< sub-groups and process groups made; keeps their store keys apart
+  std::uint64_t children_ = 0;  ///< sub-groups and process groups made; keeps their store keys apart
   mutable std::mutex broken_mutex_;
   std::atomic<bool> is_broken_{false};
-  std::string broken_;                                ///< the first error
+  std::string broken_;  ///< the first error
 };
 
 }  // namespace unshard::comm

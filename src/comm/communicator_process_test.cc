@@ -11,8 +11,8 @@
 
 #include <csignal>
 #include <functional>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/testing.h"
 #include "comm/unique_fd.h"
@@ -108,9 +108,10 @@ TEST_P(Processes, ADeadPeerEndsACollectiveAndIsNamed) {
     const auto started = std::chrono::steady_clock::now();
     const auto error = error_of([&] { comm->all_reduce(tensor, ReduceOp::sum, "bucket 3: blocks.1.up.weight"); });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    if (!contains_all(error, {"rank 2", "gone", "all_reduce 'bucket 3: blocks.1.up.weight'", "this is rank " + std::to_string(rank)})) return 1;
+    if (!contains_all(error, {"rank 2", "gone", "all_reduce 'bucket 3: blocks.1.up.weight'", "this is rank " + std::to_string(rank)}))
+      return 1;
     if (seconds > 1.05) return 2;
-    std::this_thread::sleep_for(1s);   // so that the other survivor sees rank 2's end and not this rank's
+    std::this_thread::sleep_for(1s);  // so that the other survivor sees rank 2's end and not this rank's
     return contains_all(error_of([&] { comm->barrier("again"); }), {"can't be used any more", "rank 2"}) ? 0 : 3;
   });
   EXPECT_EQ(exits[0].code, 0);
@@ -143,7 +144,8 @@ TEST_P(Processes, AStalledPeerEndsInATimeOut) {
       return 0;
     }
     at::Tensor tensor = at::zeros({100}, at::kFloat);
-    return contains_all(error_of([&] { comm->all_reduce(tensor, ReduceOp::sum, "norm"); }), {"all_reduce 'norm'", "this is rank 0"}) ? 0 : 1;
+    return contains_all(error_of([&] { comm->all_reduce(tensor, ReduceOp::sum, "norm"); }), {"all_reduce 'norm'", "this is rank 0"}) ? 0
+                                                                                                                                     : 1;
   });
   EXPECT_EQ(exits[0].code, 0);
 }
@@ -157,7 +159,7 @@ TEST_P(Processes, RanksInDifferentCallsAreBothNamedAtOnce) {
     const auto started = std::chrono::steady_clock::now();
     const auto error = error_of([&] { comm->check_all_in(rank == 0 ? "save(tag=a)" : "load(tag=a)"); });
     if (std::chrono::steady_clock::now() - started > 1s) return 1;
-    std::this_thread::sleep_for(300ms);   // rank 0 serves the store
+    std::this_thread::sleep_for(300ms);  // rank 0 serves the store
     return contains_all(error, {"rank 0 is in save(tag=a)", "rank 1 is in load(tag=a)"}) ? 0 : 2;
   });
   EXPECT_EQ(exits[0].code, 0);

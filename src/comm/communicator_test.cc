@@ -37,14 +37,16 @@ class Collectives : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives,
-                         ::testing::Values(Case{1, true}, Case{2, true}, Case{3, true}, Case{4, true}, Case{2, false}, Case{3, false}), name_of);
+                         ::testing::Values(Case{1, true}, Case{2, true}, Case{3, true}, Case{4, true}, Case{2, false}, Case{3, false}),
+                         name_of);
 
 /// Small integers that differ by rank and position: sums are exact in every dtype.
 at::Tensor values(int rank, std::int64_t numel, at::ScalarType dtype) {
   return (at::arange(numel, at::kLong) * (rank + 3) % 7 - (c10::isSignedType(dtype) ? 3 : 0)).to(dtype);
 }
 
-const std::vector<at::ScalarType> kMoved{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kByte, at::kBool, at::kComplexFloat};
+const std::vector<at::ScalarType> kMoved{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
+                                         at::kLong,  at::kByte,   at::kBool,     at::kComplexFloat};
 const std::vector<at::ScalarType> kReduced{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar};
 
 /// The last is several pieces, none of them whole; once per element size is enough for it.
@@ -135,13 +137,13 @@ TEST_P(Collectives, AllToAllTransposesSlices) {
 }
 
 TEST_P(Collectives, MessagesGoRoundTheRing) {
-  if (size() == 1) return;   // there is no peer to send to
+  if (size() == 1) return;  // there is no peer to send to
   run_ranks(size(), options(), [&](int rank, Communicator& comm) {
     for (auto numel : {1, 5000, 200'000}) {
       const int next = (rank + 1) % size(), previous = (rank + size() - 1) % size();
       at::Tensor got = at::zeros({numel}, at::kFloat);
       const at::Tensor mine = values(rank, numel, at::kFloat);
-      if (rank == 0) comm.send(mine, next, 5);   // a message longer than the ring needs its receiver
+      if (rank == 0) comm.send(mine, next, 5);  // a message longer than the ring needs its receiver
       comm.recv(got, previous, 5);
       if (rank != 0) comm.send(mine, next, 5);
       EXPECT_TRUE(at::equal(got, values(previous, numel, at::kFloat)));
@@ -171,7 +173,9 @@ TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
 
 TEST_P(Collectives, SumsAreTheSameBitsAsAddingInRankOrder) {
   run_ranks(size(), options(), [&](int rank, Communicator& comm) {
-    const auto uneven = [](int r) { return (at::arange(5001, at::kFloat) * 0.7310585f + static_cast<float>(r)).sin() * (r == 1 ? 1e6 : 1.0); };
+    const auto uneven = [](int r) {
+      return (at::arange(5001, at::kFloat) * 0.7310585f + static_cast<float>(r)).sin() * (r == 1 ? 1e6 : 1.0);
+    };
     at::Tensor wanted = uneven(0).clone();
     for (int r = 1; r < size(); ++r) wanted += uneven(r);
     at::Tensor tensor = uneven(rank).clone();
@@ -183,7 +187,8 @@ TEST_P(Collectives, SumsAreTheSameBitsAsAddingInRankOrder) {
 TEST_P(Collectives, CountersEqualTheFormulas) {
   run_ranks(size(), options(), [&](int rank, Communicator& comm) {
     const std::int64_t n = size(), slice = 100, whole_bytes = slice * n * 4;
-    at::Tensor part = at::zeros({slice}, at::kFloat), whole = at::zeros({slice * n}, at::kFloat), other = at::zeros({slice * n}, at::kFloat);
+    at::Tensor part = at::zeros({slice}, at::kFloat), whole = at::zeros({slice * n}, at::kFloat),
+               other = at::zeros({slice * n}, at::kFloat);
     comm.all_gather(whole, part);
     comm.reduce_scatter(part, whole);
     comm.all_reduce(whole);
@@ -212,7 +217,7 @@ TEST_P(Collectives, CallersMistakesAreFoundBeforeCommunication) {
     EXPECT_THROW(comm.broadcast(output, size()), std::invalid_argument);
     at::Tensor transposed = at::zeros({3, 2}, at::kFloat).t();
     EXPECT_THROW(comm.all_reduce(transposed), std::invalid_argument);
-    comm.barrier("after the mistakes");   // the group is still in step
+    comm.barrier("after the mistakes");  // the group is still in step
   });
 }
 
@@ -234,7 +239,7 @@ TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
 }
 
 TEST_P(Collectives, OneGroupAndStoreServeSeveralCommunicators) {
-  if (size() == 1) return;   // a world of one has no store
+  if (size() == 1) return;  // a world of one has no store
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_ranks(size(), [&](int rank, Communicator&) {
     const auto group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("theirs", store), rank, size(), 30s);
@@ -253,21 +258,22 @@ TEST_P(Collectives, OneGroupAndStoreServeSeveralCommunicators) {
 }
 
 TEST_P(Collectives, RanksInDifferentCollectivesAreAnErrorInSharedMemory) {
-  if (size() == 1 || !GetParam().share) return;   // Gloo doesn't compare
+  if (size() == 1 || !GetParam().share) return;  // Gloo doesn't compare
   run_ranks(size(), options(), [&](int rank, Communicator& comm) {
     at::Tensor tensor = at::zeros({100}, at::kFloat), longer = at::zeros({101}, at::kFloat);
     try {
       comm.all_reduce(rank == 1 ? longer : tensor, ReduceOp::sum, "norm");
       ADD_FAILURE() << "no error on rank " << rank;
     } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("'norm'"), ::testing::HasSubstr("400 bytes"), ::testing::HasSubstr("404 bytes")));
+      EXPECT_THAT(error.what(),
+                  ::testing::AllOf(::testing::HasSubstr("'norm'"), ::testing::HasSubstr("400 bytes"), ::testing::HasSubstr("404 bytes")));
     }
     EXPECT_THROW(comm.barrier("after"), CommError);
   });
 }
 
 TEST_P(Collectives, ShortMessagesMayBeTakenInAnotherOrder) {
-  if (size() == 1 || !GetParam().share) return;   // Gloo's send waits for its receiver
+  if (size() == 1 || !GetParam().share) return;  // Gloo's send waits for its receiver
   run_ranks(size(), options(), [&](int rank, Communicator& comm) {
     if (rank > 1) return;
     at::Tensor a = at::full({10}, 1.0), b = at::full({20}, 2.0);
@@ -288,7 +294,7 @@ TEST(CommunicatorWaits, ASlowSenderIsWaitedForThoughAnotherRankLeft) {
     if (rank == 1) return;
     at::Tensor tensor = at::full({5}, rank);
     if (rank == 2) {
-      std::this_thread::sleep_for(3300ms);   // longer than the grace of waits that can't tell whom they need
+      std::this_thread::sleep_for(3300ms);  // longer than the grace of waits that can't tell whom they need
       comm.send(tensor, 0);
     } else {
       comm.recv(tensor, 2);

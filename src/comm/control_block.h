@@ -25,25 +25,25 @@ struct alignas(kCacheLine) Announcement {
 };
 
 struct alignas(kCacheLine) RankBlock {
-  alignas(kCacheLine) std::atomic<std::uint64_t> barriers;   ///< barriers this rank has entered
+  alignas(kCacheLine) std::atomic<std::uint64_t> barriers;  ///< barriers this rank has entered
   alignas(kCacheLine) std::atomic<std::int32_t> phase;
   std::atomic<std::int32_t> pid;
   std::atomic<std::int64_t> step;
-  std::atomic<std::int64_t> since_ns;                        ///< monotonic, of the last phase change
+  std::atomic<std::int64_t> since_ns;  ///< monotonic, of the last phase change
   SharedText<104> detail;
-  std::atomic<std::int32_t> left_from;                       ///< the phase before failed or gone
-  std::atomic<std::int32_t> waits;                           ///< > 0: sleeps in a wait, described by `waiting`
+  std::atomic<std::int32_t> left_from;  ///< the phase before failed or gone
+  std::atomic<std::int32_t> waits;      ///< > 0: sleeps in a wait, described by `waiting`
   SharedText<160> waiting;
-  SharedText<504> failure;                                   ///< reason, set before phase = failed
+  SharedText<504> failure;  ///< reason, set before phase = failed
   Announcement announced[2];
   SmallSlot small[2];
 };
 
 struct ControlBlock {
-  alignas(kCacheLine) std::atomic<std::uint32_t> wake;       ///< futex word; moved by notify()
+  alignas(kCacheLine) std::atomic<std::uint32_t> wake;  ///< futex word; moved by notify()
   alignas(kCacheLine) std::atomic<std::uint32_t> sleepers;
-  alignas(kCacheLine) std::atomic<std::uint32_t> departures; ///< ranks that failed or left: nonzero makes waits look closer
-  alignas(kCacheLine) RankBlock ranks[1];                    ///< in truth as many as there are ranks
+  alignas(kCacheLine) std::atomic<std::uint32_t> departures;  ///< ranks that failed or left: nonzero makes waits look closer
+  alignas(kCacheLine) RankBlock ranks[1];                     ///< in truth as many as there are ranks
 
   static std::size_t bytes(int ranks) { return sizeof(ControlBlock) + (static_cast<std::size_t>(ranks) - 1) * sizeof(RankBlock); }
 };

@@ -29,7 +29,7 @@ std::string random_name() {
 socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
   address = {};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());   // a leading zero byte: the abstract namespace
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading zero byte: the abstract namespace
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
@@ -125,7 +125,7 @@ UniqueFd FdChannel::receive(const WaitCheck& check) const {
     if (errno != EINTR) fail("recvmsg");
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (got != 1 || !header || header->cmsg_type != SCM_RIGHTS) {
-    if (check) check();   // says which peer died, when one did
+    if (check) check();  // says which peer died, when one did
     throw CommError("[comm.connect] rank 0 closed its Unix socket before it sent the shared memory");
   }
   int fd = -1;

@@ -14,7 +14,7 @@ using WaitCheck = std::function<void()>;
 
 class FdListener {
  public:
-  FdListener();   ///< binds a random abstract name
+  FdListener();  ///< binds a random abstract name
   const std::string& name() const { return name_; }
   const UniqueFd& socket() const { return socket_; }
 
@@ -36,7 +36,7 @@ class FdChannel {
   UniqueFd receive(const WaitCheck& check) const;
 
  private:
-  std::vector<UniqueFd> sockets_;   ///< at rank 0 one a peer, elsewhere one
+  std::vector<UniqueFd> sockets_;  ///< at rank 0 one a peer, elsewhere one
 };
 
 }  // namespace unshard::comm

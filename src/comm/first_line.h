@@ -6,8 +6,6 @@
 
 namespace unshard::comm {
 
-inline std::string first_line(std::string_view text) {
-  return std::string(text.substr(0, std::min<std::size_t>(text.find('\n'), 300)));
-}
+inline std::string first_line(std::string_view text) { return std::string(text.substr(0, std::min<std::size_t>(text.find('\n'), 300))); }
 
 }  // namespace unshard::comm

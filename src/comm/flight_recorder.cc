@@ -33,7 +33,7 @@ double now_s() { return static_cast<double>(comm::monotonic_ns()) * 1e-9; }
 
 struct FlightRecorder::State {
   explicit State(std::size_t capacity) : ring(std::max<std::size_t>(capacity, 1)) {}
-  mutable std::mutex mutex;   // hardly ever contended: tens of ns
+  mutable std::mutex mutex;  // hardly ever contended: tens of ns
   std::vector<Entry> ring;
   std::uint64_t next = 0;
 };
@@ -60,7 +60,7 @@ void FlightRecorder::end(std::uint64_t sequence) {
   const double ended = now_s();
   std::lock_guard<std::mutex> lock(state_->mutex);
   Entry& entry = state_->ring[sequence % state_->ring.size()];
-  if (entry.sequence == sequence) entry.ended_s = ended;   // else overwritten by a later one
+  if (entry.sequence == sequence) entry.ended_s = ended;  // else overwritten by a later one
 }
 
 std::vector<FlightRecord> FlightRecorder::snapshot() const {

@@ -18,7 +18,7 @@ class ForkGuard {
   void check(const char* what) const;
 
  private:
-  volatile unsigned char* page_ = nullptr;   ///< null: compare owner_pid_
+  volatile unsigned char* page_ = nullptr;  ///< null: compare owner_pid_
   int owner_pid_ = 0;
 };
 

@@ -13,7 +13,7 @@ namespace {
 using Device = std::shared_ptr<::gloo::transport::Device>;
 
 Device default_device() {
-  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");   // torch's own variable, read where torch's Python front reads it
+  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");  // torch's own variable, read where torch's Python front reads it
   if (interfaces && *interfaces) {
     const std::string names(interfaces);
     return c10d::ProcessGroupGloo::createDeviceForInterface(names.substr(0, names.find(',')));

@@ -120,7 +120,8 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
     const std::string& report = reports[static_cast<std::size_t>(peer)];
     const auto line = report.find('\n');
     if (report.substr(0, line) != wanted)
-      throw CommError(cat("[comm.create_segment] rank ", rank_, " asks for '", wanted, "', rank ", peer, " for '", report.substr(0, line), "'"));
+      throw CommError(
+          cat("[comm.create_segment] rank ", rank_, " asks for '", wanted, "', rank ", peer, " for '", report.substr(0, line), "'"));
     if (line + 1 < report.size()) throw CommError(report.substr(line + 1));
   }
   if (size_ == 1) return segment;
@@ -130,7 +131,7 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
     barrier(where);
     segment = share_->segment;
     barrier(where);
-    if (rank_ == 0) share_->segment.reset();   // nobody reads it before the next create, which begins with a gather
+    if (rank_ == 0) share_->segment.reset();  // nobody reads it before the next create, which begins with a gather
     return segment;
   }
   if (rank_ == 0) {

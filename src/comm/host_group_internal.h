@@ -29,8 +29,8 @@ struct Place {
 /// What ranks that are threads of one process share instead of sockets.
 struct InProcessShare {
   std::mutex mutex;
-  std::shared_ptr<MemfdSegment> segment;                            ///< being handed out
-  std::vector<std::shared_ptr<HostGroupImpl>> group;                ///< being handed out
+  std::shared_ptr<MemfdSegment> segment;              ///< being handed out
+  std::vector<std::shared_ptr<HostGroupImpl>> group;  ///< being handed out
 };
 
 /// How a wait behaves beyond HostGroupOptions.
@@ -49,8 +49,8 @@ class HostGroupImpl final : public HostGroup {
     HostGroupOptions options;
     std::shared_ptr<MemfdSegment> control;
     PeerWatch watch;
-    FdChannel channel;                       ///< processes
-    std::shared_ptr<InProcessShare> share;   ///< threads; null: processes
+    FdChannel channel;                      ///< processes
+    std::shared_ptr<InProcessShare> share;  ///< threads; null: processes
   };
   explicit HostGroupImpl(Parts parts);
   ~HostGroupImpl() override;
@@ -92,7 +92,7 @@ class HostGroupImpl final : public HostGroup {
   struct WaitClock {
     explicit WaitClock(std::int64_t now_ns) : started(now_ns), looked(now_ns), interrupted(now_ns) {}
     std::int64_t started, looked, interrupted;
-    std::int64_t ended_seen = 0;   ///< when an ended peer that owes nothing was first seen
+    std::int64_t ended_seen = 0;  ///< when an ended peer that owes nothing was first seen
   };
   bool wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules);
   void look_for_ended_peers(const std::function<bool()>& ready, const Place& place, const WaitRules& rules, WaitClock& clock) const;
@@ -111,9 +111,9 @@ class HostGroupImpl final : public HostGroup {
   const FdChannel channel_;
   const std::shared_ptr<InProcessShare> share_;
 
-  std::uint64_t small_gathers_ = 0, announcements_ = 0;   ///< collective calls are made by one thread at a time
-  std::atomic<bool> ended_{false};                         ///< failed or gone: the phase is final
-  std::mutex waiting_mutex_;                               ///< texts of several sleeping threads
+  std::uint64_t small_gathers_ = 0, announcements_ = 0;  ///< collective calls are made by one thread at a time
+  std::atomic<bool> ended_{false};                       ///< failed or gone: the phase is final
+  std::mutex waiting_mutex_;                             ///< texts of several sleeping threads
 };
 
 }  // namespace unshard::comm

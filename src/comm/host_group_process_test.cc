@@ -48,7 +48,8 @@ double seconds_of(const std::function<void()>& fn) {
 }
 
 void expect_success(const std::vector<RankExit>& exits) {
-  for (std::size_t rank = 0; rank < exits.size(); ++rank) EXPECT_EQ(exits[rank].code, 0) << "rank " << rank << ", signal " << exits[rank].signal;
+  for (std::size_t rank = 0; rank < exits.size(); ++rank)
+    EXPECT_EQ(exits[rank].code, 0) << "rank " << rank << ", signal " << exits[rank].signal;
 }
 
 TEST(HostGroupProcesses, ConnectMapsTheSameMemory) {
@@ -57,7 +58,7 @@ TEST(HostGroupProcesses, ConnectMapsTheSameMemory) {
     const auto group = HostGroup::connect(rank, 3, exchange.for_rank(rank));
     for (int round = 0; round < 5; ++round) {
       const auto segment = group->create_segment("numbers", 64, 16 << 20);
-      if (rank == 2) segment->reserve(9 << 20);   // any rank grows it for all
+      if (rank == 2) segment->reserve(9 << 20);  // any rank grows it for all
       std::memcpy(segment->data() + rank * 4, &rank, 4);
       group->barrier("written");
       for (int r = 0; r < 3; ++r) {

@@ -59,7 +59,7 @@ std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGro
     parts.control = comm::MemfdSegment::map(parts.channel.receive(check), "control", comm::ControlBlock::bytes(size));
   }
   auto group = std::make_shared<HostGroupImpl>(std::move(parts));
-  group->barrier("connect");   // from here on every rank's block is filled in
+  group->barrier("connect");  // from here on every rank's block is filled in
   return group;
 }
 
@@ -93,7 +93,7 @@ std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ran
     return members;
   };
   if (new_rank >= 0) return processes_group(new_rank, static_cast<int>(ranks.size()), among_members, options_);
-  among_members("");   // the gather is collective over the whole group
+  among_members("");  // the gather is collective over the whole group
   return nullptr;
 }
 

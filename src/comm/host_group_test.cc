@@ -62,14 +62,13 @@ TEST(HostGroup, NobodyPassesABarrierBeforeAllEntered) {
 TEST(HostGroup, SmallGathersBringEveryRanksBytesInOrder) {
   constexpr int kRanks = 3;
   run_group(HostGroup::in_process(kRanks), [&](int rank, HostGroup& group) {
-    std::mt19937 sizes(7);   // alike on all ranks
+    std::mt19937 sizes(7);  // alike on all ranks
     for (int round = 0; round < 300; ++round) {
       const std::size_t bytes = sizes() % (HostGroup::kSmallBytes + 1);
       const std::vector<char> mine(bytes, static_cast<char>(rank * 50 + round % 50));
       std::vector<char> all(bytes * kRanks);
       group.all_gather_small(mine.data(), bytes, all.data(), "bytes");
-      for (std::size_t i = 0; i < all.size(); ++i)
-        ASSERT_EQ(all[i], static_cast<char>(static_cast<int>(i / bytes) * 50 + round % 50));
+      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<char>(static_cast<int>(i / bytes) * 50 + round % 50));
     }
   });
 }
@@ -89,8 +88,8 @@ TEST(HostGroup, SegmentsAreOneMemoryThatGrowsInPlace) {
     base[rank] = static_cast<std::byte>(rank + 1);
     group.barrier("written");
     for (int r = 0; r < 3; ++r) EXPECT_EQ(base[r], static_cast<std::byte>(r + 1));
-    segment->reserve(8 << 20);   // all ranks at once
-    segment->reserve(1 << 20);   // less than there is: nothing happens
+    segment->reserve(8 << 20);  // all ranks at once
+    segment->reserve(1 << 20);  // less than there is: nothing happens
     EXPECT_EQ(segment->data(), base);
     EXPECT_GE(segment->size(), std::size_t{8} << 20);
     EXPECT_EQ(base[(8 << 20) - 1], std::byte{0});
@@ -126,7 +125,7 @@ TEST(HostGroup, NotifyWakesAWaiterThatSleeps) {
   run_group(HostGroup::in_process(2), [&](int rank, HostGroup& group) {
     for (int round = 0; round < 200; ++round) {
       group.wait_until([&] { return turn.load() == 2 * round + rank; }, "turn");
-      if (round % 20 == 0) std::this_thread::sleep_for(1ms);   // long enough for the other to sleep
+      if (round % 20 == 0) std::this_thread::sleep_for(1ms);  // long enough for the other to sleep
       turn.fetch_add(1);
       group.notify();
     }
@@ -197,7 +196,8 @@ TEST(HostGroup, LongDetailsAreCutAndPhasesAreReadable) {
   const auto group = HostGroup::in_process(2);
   group[1]->set_phase(Phase::reducing, 11, std::string(300, 'x'));
   EXPECT_EQ(group[0]->phase_of(1), Phase::reducing);
-  EXPECT_THAT(group[0]->describe_ranks(), AllOf(HasSubstr("rank 1: reducing, step 11, at '" + std::string(100, 'x') + "'"), HasSubstr("rank 0")));
+  EXPECT_THAT(group[0]->describe_ranks(),
+              AllOf(HasSubstr("rank 1: reducing, step 11, at '" + std::string(100, 'x') + "'"), HasSubstr("rank 0")));
 }
 
 TEST(HostGroup, PhasesAreReadWhileTheyAreWritten) {

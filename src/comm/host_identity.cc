@@ -22,7 +22,7 @@ std::string link_target(const char* path) {
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  if (boot.empty()) return cat("unknown ", ::getpid());   // equal to nobody's: no sharing
+  if (boot.empty()) return cat("unknown ", ::getpid());  // equal to nobody's: no sharing
   return cat(boot, ' ', link_target("/proc/self/ns/pid"), ' ', link_target("/proc/self/ns/net"), ' ', link_target("/proc/self/ns/ipc"), ' ',
              ::getuid());
 }

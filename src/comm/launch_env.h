@@ -9,10 +9,10 @@ namespace unshard::comm {
 
 struct LaunchEnv {
   int rank = 0, world_size = 1;
-  std::string address;                ///< empty: a world of one without a store
+  std::string address;  ///< empty: a world of one without a store
   std::uint16_t port = 0;
-  bool store_exists = false;          ///< torchrun's agent serves the store
-  std::string store_prefix;           ///< a restarted job must not see its former keys
+  bool store_exists = false;  ///< torchrun's agent serves the store
+  std::string store_prefix;   ///< a restarted job must not see its former keys
 };
 
 using GetEnv = std::function<std::optional<std::string>(const char*)>;

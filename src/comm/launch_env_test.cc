@@ -42,9 +42,9 @@ TEST(LaunchEnv, NothingSetIsAWorldOfOne) {
 
 TEST(LaunchEnv, LaunchersNamesAreUnderstood) {
   for (const auto& [rank, size] : std::map<std::string, std::string>{{"RANK", "WORLD_SIZE"},
-                                                                      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                                                      {"PMI_RANK", "PMI_SIZE"},
-                                                                      {"SLURM_PROCID", "SLURM_NTASKS"}}) {
+                                                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                                                     {"PMI_RANK", "PMI_SIZE"},
+                                                                     {"SLURM_PROCID", "SLURM_NTASKS"}}) {
     const auto env = read(with_master({{rank, "2"}, {size, "4"}}));
     EXPECT_EQ(env.rank, 2) << rank;
     EXPECT_EQ(env.world_size, 4) << size;
@@ -59,8 +59,8 @@ TEST(LaunchEnv, RankComesBeforeTheOtherNames) {
 }
 
 TEST(LaunchEnv, TorchrunsAgentServesTheStore) {
-  const auto env = read(with_master(
-      {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "3"}}));
+  const auto env = read(
+      with_master({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "3"}}));
   EXPECT_TRUE(env.store_exists);
   EXPECT_THAT(env.store_prefix, HasSubstr("3"));
 }

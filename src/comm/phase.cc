@@ -9,17 +9,28 @@ namespace unshard {
 
 const char* phase_name(Phase phase) {
   switch (phase) {
-    case Phase::starting: return "starting";
-    case Phase::idle: return "idle";
-    case Phase::forward: return "forward";
-    case Phase::backward: return "backward";
-    case Phase::blocked: return "blocked";
-    case Phase::reducing: return "reducing";
-    case Phase::updating: return "updating";
-    case Phase::publishing: return "publishing";
-    case Phase::collective: return "collective";
-    case Phase::failed: return "failed";
-    case Phase::gone: return "gone";
+    case Phase::starting:
+      return "starting";
+    case Phase::idle:
+      return "idle";
+    case Phase::forward:
+      return "forward";
+    case Phase::backward:
+      return "backward";
+    case Phase::blocked:
+      return "blocked";
+    case Phase::reducing:
+      return "reducing";
+    case Phase::updating:
+      return "updating";
+    case Phase::publishing:
+      return "publishing";
+    case Phase::collective:
+      return "collective";
+    case Phase::failed:
+      return "failed";
+    case Phase::gone:
+      return "gone";
   }
   return "unknown";
 }

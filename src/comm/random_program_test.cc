@@ -35,13 +35,20 @@ class RandomProgram {
     const auto dtype = std::array{at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kInt}[random_() % 5];
     SCOPED_TRACE(::testing::Message() << "numel " << numel << ' ' << dtype);
     switch (random_() % 7) {
-      case 0: return all_gather(seed, numel, dtype);
-      case 1: return reduce_scatter(seed, numel, dtype);
-      case 2: return all_reduce(seed, numel, dtype);
-      case 3: return broadcast(seed, numel, dtype);
-      case 4: return all_to_all(seed, numel, dtype);
-      case 5: return exchange_strings(seed);
-      default: return comm_.check_all_in("step " + std::to_string(seed));
+      case 0:
+        return all_gather(seed, numel, dtype);
+      case 1:
+        return reduce_scatter(seed, numel, dtype);
+      case 2:
+        return all_reduce(seed, numel, dtype);
+      case 3:
+        return broadcast(seed, numel, dtype);
+      case 4:
+        return all_to_all(seed, numel, dtype);
+      case 5:
+        return exchange_strings(seed);
+      default:
+        return comm_.check_all_in("step " + std::to_string(seed));
     }
   }
 

@@ -16,12 +16,12 @@ namespace unshard::comm {
 
 namespace {
 
-constexpr std::int64_t kBlock = 1024;   // elements accumulated in a local array before they are stored (rounded once)
+constexpr std::int64_t kBlock = 1024;  // elements accumulated in a local array before they are stored (rounded once)
 
 template <class Acc>
 Acc combine(ReduceOp op, Acc a, Acc b) {
   if constexpr (std::is_floating_point_v<Acc>) {
-    if (op != ReduceOp::sum && std::isnan(b)) return b;   // NaN wins, as in torch
+    if (op != ReduceOp::sum && std::isnan(b)) return b;  // NaN wins, as in torch
     if (op != ReduceOp::sum && std::isnan(a)) return a;
   }
   if (op == ReduceOp::max) return std::max(a, b);
@@ -87,17 +87,27 @@ void reduce_arrays(std::int64_t numel, c10::ScalarType dtype, ReduceOp op, void*
   UNSHARD_DCHECK(can_reduce(dtype, op), "dtype ", c10::toString(dtype));
   if (op == ReduceOp::sum && sum_fast(numel, dtype, output, inputs, count)) return;
   switch (dtype) {
-    case c10::ScalarType::Float: return reduce_typed<float>(numel, op, output, inputs, count);
-    case c10::ScalarType::Double: return reduce_typed<double>(numel, op, output, inputs, count);
-    case c10::ScalarType::Half: return reduce_typed<c10::Half, float>(numel, op, output, inputs, count);
-    case c10::ScalarType::BFloat16: return reduce_typed<c10::BFloat16, float>(numel, op, output, inputs, count);
-    case c10::ScalarType::Char: return reduce_typed<std::int8_t>(numel, op, output, inputs, count);
+    case c10::ScalarType::Float:
+      return reduce_typed<float>(numel, op, output, inputs, count);
+    case c10::ScalarType::Double:
+      return reduce_typed<double>(numel, op, output, inputs, count);
+    case c10::ScalarType::Half:
+      return reduce_typed<c10::Half, float>(numel, op, output, inputs, count);
+    case c10::ScalarType::BFloat16:
+      return reduce_typed<c10::BFloat16, float>(numel, op, output, inputs, count);
+    case c10::ScalarType::Char:
+      return reduce_typed<std::int8_t>(numel, op, output, inputs, count);
     case c10::ScalarType::Bool:
-    case c10::ScalarType::Byte: return reduce_typed<std::uint8_t>(numel, op, output, inputs, count);
-    case c10::ScalarType::Short: return reduce_typed<std::int16_t>(numel, op, output, inputs, count);
-    case c10::ScalarType::Int: return reduce_typed<std::int32_t>(numel, op, output, inputs, count);
-    case c10::ScalarType::Long: return reduce_typed<std::int64_t>(numel, op, output, inputs, count);
-    default: UNSHARD_DCHECK(false, "dtype ", c10::toString(dtype));
+    case c10::ScalarType::Byte:
+      return reduce_typed<std::uint8_t>(numel, op, output, inputs, count);
+    case c10::ScalarType::Short:
+      return reduce_typed<std::int16_t>(numel, op, output, inputs, count);
+    case c10::ScalarType::Int:
+      return reduce_typed<std::int32_t>(numel, op, output, inputs, count);
+    case c10::ScalarType::Long:
+      return reduce_typed<std::int64_t>(numel, op, output, inputs, count);
+    default:
+      UNSHARD_DCHECK(false, "dtype ", c10::toString(dtype));
   }
 }
 

@@ -79,8 +79,8 @@ void MemfdSegment::extend(std::size_t bytes) {
     if (::fallocate(fd_.get(), 0, static_cast<off_t>(at), static_cast<off_t>(piece)) == 0) {
       at += piece;
     } else if (errno != EINTR) {
-      throw CommError(cat("[comm.segment.reserve '", name_, "'] growing shared memory from ", mebibytes(from), " to ", mebibytes(bytes), ": ",
-                          std::strerror(errno), "; free memory, or raise the container's memory limit"));
+      throw CommError(cat("[comm.segment.reserve '", name_, "'] growing shared memory from ", mebibytes(from), " to ", mebibytes(bytes),
+                          ": ", std::strerror(errno), "; free memory, or raise the container's memory limit"));
     }
   }
 }

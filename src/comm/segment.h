@@ -13,8 +13,8 @@ namespace unshard::comm {
 
 /// Whether a segment's first bytes are allocated at once, so that a lack of memory is an error and not a SIGBUS later.
 enum class Backing {
-  allocated,   ///< fallocate
-  sparse,      ///< pages come when first touched; for control areas that are mostly unused
+  allocated,  ///< fallocate
+  sparse,     ///< pages come when first touched; for control areas that are mostly unused
 };
 
 class MemfdSegment final : public SharedSegment {
@@ -38,8 +38,8 @@ class MemfdSegment final : public SharedSegment {
   std::string name_;
   std::size_t limit_ = 0;
   std::byte* base_ = nullptr;
-  std::atomic<std::size_t> reserved_{0};   ///< what this process knows to be there, so that reserve() is cheap
-  std::mutex mutex_;   ///< one grower a process; between processes fallocate never shrinks
+  std::atomic<std::size_t> reserved_{0};  ///< what this process knows to be there, so that reserve() is cheap
+  std::mutex mutex_;                      ///< one grower a process; between processes fallocate never shrinks
 };
 
 }  // namespace unshard::comm

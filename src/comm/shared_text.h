@@ -47,7 +47,7 @@ class SharedText {
   }
 
  private:
-  std::atomic<std::uint32_t> version_;   ///< odd while written
+  std::atomic<std::uint32_t> version_;  ///< odd while written
   std::atomic<std::uint32_t> length_;
   std::array<std::atomic<std::uint64_t>, kBytes / 8> words_;
 };

@@ -48,7 +48,7 @@ std::uint64_t ShmLanes::begin(const Signature& signature, std::uint64_t steps) {
   signature_ = signature;
   const std::size_t turn = ++collectives_ % 2;
   counters(rank_).kind[turn].store(signature.kind, std::memory_order_relaxed);
-  counters(rank_).bytes[turn].store(signature.bytes, std::memory_order_relaxed);   // published by the first post()
+  counters(rank_).bytes[turn].store(signature.bytes, std::memory_order_relaxed);  // published by the first post()
   const std::uint64_t first = step_ + 1;
   step_ += steps;
   return first;
@@ -58,7 +58,7 @@ std::byte* ShmLanes::acquire(const Call& call, std::uint64_t step) {
   if (step > kSlots) {
     const std::uint64_t needed = step - kSlots;
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) continue;   // this rank may write ahead of its own reading: it reads its own tensor, not its lane
+      if (peer == rank_) continue;  // this rank may write ahead of its own reading: it reads its own tensor, not its lane
       const auto owes = [this, needed](int r) { return r != rank_ && counters(r).done.load(std::memory_order_acquire) < needed; };
       if (owes(peer)) group_->wait([&] { return !owes(peer); }, {call.op, call.detail}, {owes, {}});
     }

@@ -11,7 +11,7 @@ namespace unshard::comm {
 
 /// Compared between ranks at the first step of every collective: ranks in different calls get an error, not mixed-up bytes.
 struct Signature {
-  std::uint64_t kind = 0;    ///< operation, reduction, dtype, root
+  std::uint64_t kind = 0;  ///< operation, reduction, dtype, root
   std::uint64_t bytes = 0;
   bool operator==(const Signature&) const = default;
 };
@@ -23,7 +23,7 @@ struct Signature {
 class ShmLanes {
  public:
   static constexpr std::size_t kSlots = 4;
-  static constexpr std::size_t kSlotBytes = 128 << 10;   // both ranks' slots stay in the L2/L3 cache
+  static constexpr std::size_t kSlotBytes = 128 << 10;  // both ranks' slots stay in the L2/L3 cache
 
   /// Collective.
   explicit ShmLanes(std::shared_ptr<HostGroupImpl> group);

@@ -16,7 +16,9 @@ ShmMailbox::ShmMailbox(std::shared_ptr<HostGroupImpl> group) : group_(std::move(
 void ShmMailbox::put(const Call& call, Ring& ring, int peer, const std::byte* data, std::size_t bytes) {
   std::uint64_t written = ring.written.load(std::memory_order_relaxed);
   while (bytes > 0) {
-    const auto room = [&ring, written] { return kRingBytes - static_cast<std::size_t>(written - ring.read.load(std::memory_order_acquire)); };
+    const auto room = [&ring, written] {
+      return kRingBytes - static_cast<std::size_t>(written - ring.read.load(std::memory_order_acquire));
+    };
     if (room() == 0) group_->wait([&] { return room() > 0; }, {call.op, call.detail}, {[peer](int r) { return r == peer; }, {}});
     const std::size_t at = written % kRingBytes;
     const std::size_t piece = std::min({bytes, room(), kRingBytes - at, kRingBytes / 4});

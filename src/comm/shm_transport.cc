@@ -64,7 +64,9 @@ void ShmTransport::reduce_scatter(const Call& call, at::Tensor& output, const at
   const Split split(output.nbytes(), static_cast<std::size_t>(size_));
   const auto dtype = input.scalar_type();
   const std::uint64_t first = lanes_.begin(make_signature(call, output.nbytes(), static_cast<int>(dtype), op, 0), split.steps);
-  const auto slice = [&](int rank, std::uint64_t k) { return bytes_of(input) + static_cast<std::size_t>(rank) * split.bytes + split.offset(k); };
+  const auto slice = [&](int rank, std::uint64_t k) {
+    return bytes_of(input) + static_cast<std::size_t>(rank) * split.bytes + split.offset(k);
+  };
   const auto write = [&](std::uint64_t k) {
     std::byte* slot = lanes_.acquire(call, first + k);
     for (int peer = 0; peer < size_; ++peer)
@@ -153,7 +155,8 @@ void ShmTransport::all_reduce_sliced(const Call& call, at::Tensor& tensor, Reduc
 
 void ShmTransport::broadcast(const Call& call, at::Tensor& tensor, int root) {
   const Split split(tensor.nbytes(), 1);
-  const std::uint64_t first = lanes_.begin(make_signature(call, tensor.nbytes(), static_cast<int>(tensor.scalar_type()), {}, root), split.steps);
+  const std::uint64_t first =
+      lanes_.begin(make_signature(call, tensor.nbytes(), static_cast<int>(tensor.scalar_type()), {}, root), split.steps);
   const auto write = [&](std::uint64_t k) {
     std::byte* slot = lanes_.acquire(call, first + k);
     if (rank_ == root) copy_bytes(slot, bytes_of(tensor) + split.offset(k), split.length(k));

@@ -74,7 +74,8 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& mine, std:
   }
   return all;
 } catch (const c10::Error& error) {
-  throw CommError(cat("[comm.", where, "] the store (rank 0's, at MASTER_ADDR:MASTER_PORT) fails on rank ", rank_, ": ", first_line(error.what())));
+  throw CommError(
+      cat("[comm.", where, "] the store (rank 0's, at MASTER_ADDR:MASTER_PORT) fails on rank ", rank_, ": ", first_line(error.what())));
 }
 
 void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<double> limit) try {
@@ -89,8 +90,8 @@ void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<do
       came[static_cast<std::size_t>(rank)] = true;
       const std::string theirs = last_[static_cast<std::size_t>(rank)] = fetch(rank);
       if (theirs != call)
-        throw CommError(cat("[comm.check_all_in] the ranks are in different calls: rank ", rank_, " is in ", call, ", rank ", rank, " is in ",
-                            theirs, "; every rank must make the same calls in the same order"));
+        throw CommError(cat("[comm.check_all_in] the ranks are in different calls: rank ", rank_, " is in ", call, ", rank ", rank,
+                            " is in ", theirs, "; every rank must make the same calls in the same order"));
     }
     if (std::find(came.begin(), came.end(), false) == came.end()) return;
     if (pause.seconds() > limit.count()) break;
@@ -99,7 +100,9 @@ void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<do
   std::string text;
   for (int rank = 0; rank < size_; ++rank) {
     const std::string& last = last_[static_cast<std::size_t>(rank)];
-    text += cat(rank ? ", " : "", "rank ", rank, " is ", came[static_cast<std::size_t>(rank)] ? cat("in ", call) : cat("elsewhere (its last such call: ", last.empty() ? "none" : last, ")"));
+    text += cat(rank ? ", " : "", "rank ", rank, " is ",
+                came[static_cast<std::size_t>(rank)] ? cat("in ", call)
+                                                     : cat("elsewhere (its last such call: ", last.empty() ? "none" : last, ")"));
   }
   throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", text));
 } catch (const c10::Error& error) {

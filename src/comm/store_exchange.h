@@ -42,7 +42,7 @@ class StoreExchange {
   const int rank_, size_;
   const StoreRules rules_;
   std::uint64_t round_ = 0;
-  std::vector<std::string> last_;   ///< what each rank announced last, for messages
+  std::vector<std::string> last_;  ///< what each rank announced last, for messages
 };
 
 }  // namespace unshard::comm

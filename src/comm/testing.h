@@ -61,7 +61,7 @@ inline void run_ranks(int size, const CommOptions& options, const std::function<
       reports.fail(rank, error);
       if (communicator->host()) communicator->host()->fail("rank " + std::to_string(rank) + " threw: " + error);
     }
-    communicator.reset();   // closes Gloo's connections, which releases peers that don't share memory
+    communicator.reset();  // closes Gloo's connections, which releases peers that don't share memory
     std::lock_guard<std::mutex> lock(reports.mutex);
     --reports.running;
     reports.changed.notify_all();
@@ -71,8 +71,8 @@ inline void run_ranks(int size, const CommOptions& options, const std::function<
   {
     std::unique_lock<std::mutex> lock(reports.mutex);
     if (!reports.changed.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return reports.running == 0; })) {
-      std::cerr << "run_ranks: " << reports.running << " of " << size << " ranks still run after " << limit_s << " s; first error: "
-                << (reports.first_error.empty() ? "none" : reports.first_error) << std::endl;
+      std::cerr << "run_ranks: " << reports.running << " of " << size << " ranks still run after " << limit_s
+                << " s; first error: " << (reports.first_error.empty() ? "none" : reports.first_error) << std::endl;
       std::abort();
     }
   }
@@ -90,10 +90,10 @@ inline CommOptions unshared(CommOptions options = {}) {
 
 /// How a forked rank ended.
 struct RankExit {
-  int code = -1;         ///< what fn returned; 99: it threw; -1: a signal ended it
+  int code = -1;  ///< what fn returned; 99: it threw; -1: a signal ended it
   int signal = 0;
   bool timed_out = false;
-  double seconds = 0;    ///< since the start
+  double seconds = 0;  ///< since the start
 };
 
 /// Run fn(rank) in `size` forked processes; those that still run after `limit_s` are killed. An exception is printed and is exit code 99.
@@ -107,7 +107,7 @@ inline std::vector<RankExit> fork_ranks(int size, double limit_s, const std::fun
     const pid_t pid = ::fork();
     if (pid < 0) throw std::runtime_error("fork_ranks: fork failed");
     if (pid == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);   // a killed test leaves no ranks
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed test leaves no ranks
       int code = 99;
       try {
         code = fn(rank);

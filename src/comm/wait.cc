@@ -13,11 +13,11 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using namespace std::chrono_literals;
 
-constexpr auto kShortSleep = 2ms;        // between looks at the peers
-constexpr auto kLongSleep = 10ms;        // after kLongAfter: a waiting rank should cost next to nothing
+constexpr auto kShortSleep = 2ms;  // between looks at the peers
+constexpr auto kLongSleep = 10ms;  // after kLongAfter: a waiting rank should cost next to nothing
 constexpr auto kLongAfter = 200ms;
 constexpr auto kInterruptEvery = 50ms;
-constexpr auto kGrace = 3s;              // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
+constexpr auto kGrace = 3s;  // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
 
 std::int64_t ns(Seconds seconds) { return static_cast<std::int64_t>(std::min(seconds.count(), 9e9) * 1e9); }
 }  // namespace
@@ -103,7 +103,7 @@ void HostGroupImpl::look_for_ended_peers(const std::function<bool()>& ready, con
     const bool owes = rules.owes ? rules.owes(peer) : died;
     if (!owes) {
       if (clock.ended_seen == 0) clock.ended_seen = monotonic_ns();
-      if (left && rules.owes) continue;   // it did its part
+      if (left && rules.owes) continue;  // it did its part
       if (monotonic_ns() - clock.ended_seen < std::chrono::nanoseconds(kGrace).count()) continue;
     }
     throw CommError(cat(place.text(), " ", describe_end(peer, left ? "left the group (it ended in good order)" : "is gone")));
