@@ -5,7 +5,7 @@ import weakref
 import torch
 
 from unshard import owners
-from unshard.compiling import admit_higher_order_operators
+from unshard.compiling import admit_higher_order_operators, backend_for
 from unshard.core import _core
 from unshard.data import engine_loader
 from unshard.engine_settings import EngineSettings
@@ -229,7 +229,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         if schedule is not None or compiled_autograd_enabled:
             raise NotImplementedError("[engine.compile] schedule and compiled_autograd_enabled aren't available in unshard yet")
         admit_higher_order_operators()
-        self.module.compile(backend=backend, **(compile_kwargs or {}))
+        self.module.compile(backend=backend_for(backend), **(compile_kwargs or {}))
         self.is_compiled = True
 
 

@@ -2,6 +2,7 @@
 import gc
 import inspect
 import json
+import shutil
 import weakref
 
 import dense
@@ -305,11 +306,15 @@ def test_autocast_and_fp16_inputs():
     engine.destroy()
 
 
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs g++"))]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stage", [1, 3])
-def test_compile_with_aot_eager(stage):
+def test_compile(stage, backend):
     model, engine, _ = make(stage)
     twin = Net()
-    engine.compile(backend="aot_eager")
+    engine.compile(backend=backend)
     assert engine.is_compiled
     sgd = torch.optim.SGD(twin.parameters(), lr=0.1)
     for step in range(3):
@@ -319,6 +324,7 @@ def test_compile_with_aot_eager(stage):
         loss_of(twin, 0, step).backward()
         sgd.step()
     dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-5)
+    assert engine._store.stats()["pinned"] == 0
     engine.destroy()
     torch._dynamo.reset()
 
