@@ -2,7 +2,11 @@
 import gc
 import inspect
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 import weakref
 
 import dense
@@ -347,3 +351,24 @@ def test_the_flight_recorder_and_memory_report_can_be_read():
     assert report["parameters"] == 4 * sum(p.numel() for p in model.parameters()) and json.dumps(report)
     assert engine.dtype_table() and isinstance(engine._store.comm.flight_record(), str)
     engine.destroy()
+
+
+def interrupted(rank, world):
+    model, engine, _ = make(3)
+    engine.backward(loss_of(engine, rank, 0))
+    if rank == 1:
+        time.sleep(8)                               # never in step() while the other waits there
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        engine.step()
+    except KeyboardInterrupt:
+        print("interrupted after", time.monotonic() - start, flush=True)
+        os._exit(7 if time.monotonic() - start < 5 else 1)
+
+
+def test_ctrl_c_leaves_a_wait_for_a_peer():
+    outcomes = run_ranks(2, interrupted, expect_failure=True)
+    assert outcomes[0].code == 7, outcomes[0].output
