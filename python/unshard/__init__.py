@@ -17,7 +17,7 @@ _NAMES = {
         "safe_get_full_fp32_param", "safe_set_full_fp32_param", "safe_get_full_grad", "safe_set_full_grad",
         "safe_get_full_optimizer_state", "safe_set_full_optimizer_state", "safe_get_local_fp32_param", "safe_set_local_fp32_param",
         "safe_get_local_grad", "safe_set_local_grad", "safe_get_local_optimizer_state", "safe_set_local_optimizer_state",
-        "safe_update_full_grad_vectorized", "residency_stats",
+        "safe_update_full_grad_vectorized", "residency_stats", "comm_counts", "reset_comm_counts",
     ],
     "config": ["load_config"],
     "data": ["RepeatingLoader"],

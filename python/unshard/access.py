@@ -131,3 +131,12 @@ def safe_set_local_optimizer_state(param, value, optim_state_key):
 def residency_stats(engine):
     """Counters of what was touched, gathered and held: touches, gathers, prefetched, live_bytes, peak_live_bytes, pinned."""
     return engine._store.stats()
+
+
+def comm_counts(engine):
+    """{operation: {"calls", "bytes"}} that this rank sent (or wrote for others to read) since the start or reset_comm_counts()."""
+    return {op: {"calls": calls, "bytes": count} for op, (calls, count) in engine._store.comm.counts().items()}
+
+
+def reset_comm_counts(engine):
+    engine._store.comm.reset_counts()
