@@ -50,11 +50,11 @@ def plot(losses, path):
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     axes.plot(range(1, len(losses) + 1), losses, color="#2b6cb0", linewidth=1.8)
-    axes.set(xlabel="step", ylabel="loss, nats a byte", xlim=(1, len(losses)))
+    axes.set(xlabel="step", ylabel="loss, nats a byte", xlim=(1, 1.06 * len(losses)))
     axes.set_title("A byte-level GPT on Python's standard library, ZeRO-3 on 2 ranks")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.annotate(f"{losses[-1]:.2f}", (len(losses), losses[-1]), textcoords="offset points", xytext=(-6, 8), ha="right")
+    axes.annotate(f"{losses[-1]:.2f}", (len(losses), losses[-1]), textcoords="offset points", xytext=(4, 0), va="center")
     figure.savefig(path, dpi=130)
 
 
