@@ -1,7 +1,8 @@
 # One object library an area, lowest first; each may include only what is below it. All of them make libunshard.so.
-# src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own.
+# src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own; target `unshard_tests` builds them all.
 set(UNSHARD_AREAS core comm offload zero optim engine)
 set(below "")
+add_custom_target(unshard_tests)
 foreach(area IN LISTS UNSHARD_AREAS)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${area}/*.cc)
   set(tests ${sources})
@@ -13,18 +14,20 @@ foreach(area IN LISTS UNSHARD_AREAS)
     list(APPEND below unshard_${area})
   endif()
   if(UNSHARD_BUILD_TESTS AND tests)
-    add_executable(unshard_${area}_test ${tests})
+    add_executable(unshard_${area}_test EXCLUDE_FROM_ALL ${tests})
+    add_dependencies(unshard_tests unshard_${area}_test)
     target_link_libraries(unshard_${area}_test PRIVATE ${below} unshard_flags unshard_torch GTest::gmock GTest::gtest_main)
     gtest_discover_tests(unshard_${area}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                          PROPERTIES TIMEOUT 120 LABELS ${area} ENVIRONMENT OMP_NUM_THREADS=1)
   endif()
 endforeach()
-include(${CMAKE_SOURCE_DIR}/src/optim/isa.cmake OPTIONAL)
+include(${CMAKE_SOURCE_DIR}/src/optim/isa.cmake)
 
 add_library(unshard SHARED)
 target_link_libraries(unshard PRIVATE ${below} PUBLIC unshard_flags unshard_torch)
 set_target_properties(unshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
-include(${CMAKE_SOURCE_DIR}/cmake/Targets.cmake OPTIONAL)
+include(${CMAKE_SOURCE_DIR}/cmake/Targets.cmake)
+include(${CMAKE_SOURCE_DIR}/cmake/Bench.cmake)
 if(UNSHARD_BUILD_PYTHON)
   include(${CMAKE_SOURCE_DIR}/cmake/Python.cmake)
 endif()

@@ -7,11 +7,6 @@ target_compile_definitions(_core PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
 target_compile_options(_core PRIVATE -Wno-attributes)     # holders of pybind11's hidden types are hidden too, as they should be
 target_link_libraries(_core PRIVATE unshard ${UNSHARD_TORCH_PYTHON})
 
-# In a wheel: unshard/_core*.so beside unshard/lib/libunshard.so. torch's libraries are loaded before it by the package itself.
-set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
-install(TARGETS _core LIBRARY DESTINATION unshard COMPONENT python)
-install(TARGETS unshard LIBRARY DESTINATION unshard/lib COMPONENT python NAMELINK_SKIP)
-
 set(UNSHARD_PYTHON_TREE ${CMAKE_BINARY_DIR}/python)
 set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${UNSHARD_PYTHON_TREE}/unshard)
 if(NOT APPLE)
@@ -29,11 +24,11 @@ foreach(package unshard deepspeed)
 endforeach()
 
 # `pip install .` puts module and library side by side in the package. A wheel holds no links, so the library has one name there; torch's
-# own libraries are in memory before either is loaded, and are found beside the package otherwise.
+# own libraries are in memory before either is loaded, and are found beside the package otherwise. A plain `cmake --install` is for C++.
 set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
 if(SKBUILD)
   set_property(TARGET unshard PROPERTY VERSION)
   set_target_properties(unshard PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
 endif()
-install(TARGETS _core LIBRARY DESTINATION unshard COMPONENT python)
-install(TARGETS unshard LIBRARY DESTINATION unshard COMPONENT python NAMELINK_SKIP)
+install(TARGETS _core LIBRARY DESTINATION unshard COMPONENT python EXCLUDE_FROM_ALL)
+install(TARGETS unshard LIBRARY DESTINATION unshard COMPONENT python NAMELINK_SKIP EXCLUDE_FROM_ALL)
