@@ -110,7 +110,8 @@ class Checker {
 
   [[noreturn]] void wrong(const Key& key, const Json& value, const std::string& path) {
     std::string hint;
-    if (value.is_string() && (key.kind == Kind::number || key.kind == Kind::integer || key.kind == Kind::boolean)) {
+    if (value.is_string() &&
+        (key.kind == Kind::number || key.kind == Kind::per_group || key.kind == Kind::integer || key.kind == Kind::boolean)) {
       const auto text = lower_case(value.get<std::string>());
       if (Json::accept(text) && !text.starts_with('"')) hint = "; remove the quotation marks";
     }
@@ -147,6 +148,10 @@ class Checker {
       case Kind::integers:
       case Kind::numbers:
         return list(key, value, path);
+      case Kind::per_group:
+        if (value.is_array() && !value.empty()) return list(key, value, path);
+        if (value.is_number() && key.range.contains(value.get<double>())) return value;
+        break;
       case Kind::list:
         if (value.is_array()) return value;
         break;
@@ -182,7 +187,8 @@ class Checker {
       const bool ok = key.kind == Kind::strings    ? item.is_string()
                       : key.kind == Kind::integers ? item.is_number_integer()
                                                    : item.is_number();
-      if (!ok || (key.kind == Kind::numbers && !key.range.contains(item.get<double>()))) wrong(key, value, path);
+      const bool bounded = key.kind == Kind::numbers || key.kind == Kind::per_group;
+      if (!ok || (bounded && !key.range.contains(item.get<double>()))) wrong(key, value, path);
     }
     return value;
   }

@@ -176,6 +176,8 @@ std::string accepted_text(const Key& key) {
       case Kind::numbers:
         return (key.length != 0 ? "a list of " + std::to_string(key.length) + " numbers" : "a list of numbers") +
                (range_text(key.range).empty() ? "" : ", each" + range_text(key.range));
+      case Kind::per_group:
+        return "a number" + range_text(key.range) + ", or a list with one for each parameter group";
       case Kind::list:
         return "a list";
       case Kind::object:

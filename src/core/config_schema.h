@@ -14,13 +14,14 @@ enum class Kind {
   integer,  ///< 5e8 counts: a float with an integral value
   number,
   string,
-  dtype,     ///< "fp32", "bf16", "fp16" and their synonyms
-  choice,    ///< one of Key::accepted; strings match in any case
-  strings,   ///< list of strings
-  integers,  ///< list of integers
-  numbers,   ///< list of numbers, each within the range
-  list,      ///< list of anything
-  object,    ///< object whose keys aren't ours to check
+  dtype,      ///< "fp32", "bf16", "fp16" and their synonyms
+  choice,     ///< one of Key::accepted; strings match in any case
+  strings,    ///< list of strings
+  integers,   ///< list of integers
+  numbers,    ///< list of numbers, each within the range
+  per_group,  ///< a number, or a list with one for each of the optimizer's parameter groups
+  list,       ///< list of anything
+  object,     ///< object whose keys aren't ours to check
   any,
   section,         ///< object with a Section of its own
   section_list,    ///< list of such objects; the section's path ends in "[]"

@@ -83,8 +83,8 @@ Key total_num_steps() { return {.name = "total_num_steps", .kind = integer, .ran
 Section warmup_lr() {
   return {"scheduler.params",
           {
-              {.name = "warmup_min_lr", .kind = number, .initial = "0", .range = kNotNegative},
-              {.name = "warmup_max_lr", .kind = number, .range = kNotNegative, .note = "null: the optimizer's lr"},
+              {.name = "warmup_min_lr", .kind = per_group, .initial = "0", .range = kNotNegative},
+              {.name = "warmup_max_lr", .kind = per_group, .range = kNotNegative, .note = "null: the optimizer's lr"},
               warmup_num_steps(),
               warmup_type(),
               last_batch_iteration(),
@@ -96,8 +96,8 @@ Section warmup_decay_lr() {
   return {"scheduler.params",
           {
               total_num_steps(),
-              {.name = "warmup_min_lr", .kind = number, .initial = "0", .range = kNotNegative},
-              {.name = "warmup_max_lr", .kind = number, .initial = "0.001", .range = kNotNegative},
+              {.name = "warmup_min_lr", .kind = per_group, .initial = "0", .range = kNotNegative},
+              {.name = "warmup_max_lr", .kind = per_group, .initial = "0.001", .range = kNotNegative},
               warmup_num_steps(),
               warmup_type(),
               last_batch_iteration(),
@@ -121,13 +121,18 @@ Section warmup_cosine_lr() {
 Section one_cycle() {
   return {"scheduler.params",
           {
-              {.name = "cycle_min_lr", .kind = number, .range = kNotNegative, .required = true},
-              {.name = "cycle_max_lr", .kind = number, .range = kNotNegative, .required = true},
+              {.name = "cycle_min_lr", .kind = per_group, .range = kNotNegative, .required = true},
+              {.name = "cycle_max_lr", .kind = per_group, .range = kNotNegative, .required = true},
               {.name = "decay_lr_rate", .kind = number, .initial = "0"},
               {.name = "cycle_first_step_size", .kind = integer, .initial = "2000", .range = kCount},
               {.name = "cycle_second_step_size", .kind = integer, .range = kCount, .note = "null: as the first"},
-              {.name = "cycle_first_stair_count", .kind = integer, .initial = "0", .range = kNotNegative},
-              {.name = "cycle_second_stair_count", .kind = integer, .range = kNotNegative, .note = "null: as the first"},
+              {.name = "cycle_first_stair_count", .kind = integer, .initial = "0", .state = not_built, .range = kNotNegative},
+              {.name = "cycle_second_stair_count",
+               .kind = integer,
+               .state = not_built,
+               .range = kNotNegative,
+               .idle = "[0]",
+               .note = "null: as the first"},
               {.name = "decay_step_size", .kind = integer, .initial = "0", .range = kNotNegative, .note = "0: no decay after the cycle"},
               {.name = "cycle_momentum", .initial = "true"},
               {.name = "cycle_min_mom", .kind = number, .initial = "0.8", .range = kShare},
@@ -141,7 +146,7 @@ Section one_cycle() {
 Section lr_range_test() {
   return {"scheduler.params",
           {
-              {.name = "lr_range_test_min_lr", .kind = number, .initial = "0.001", .range = kNotNegative},
+              {.name = "lr_range_test_min_lr", .kind = per_group, .initial = "0.001", .range = kNotNegative},
               {.name = "lr_range_test_step_size", .kind = integer, .initial = "2000", .range = kCount},
               {.name = "lr_range_test_step_rate", .kind = number, .initial = "1.0", .range = kPositive},
               {.name = "lr_range_test_staircase", .initial = "false"},

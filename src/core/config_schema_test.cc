@@ -133,6 +133,7 @@ Json asking_value(const Key& key) {
     case Kind::integer:
       return 2;
     case Kind::number:
+    case Kind::per_group:
       return 0.5;
     case Kind::strings:
       return Json::array({"z3"});
@@ -199,6 +200,14 @@ TEST(ConfigSchema, DefaultsOfMembersAreTheSchemasDefaults) {
       EXPECT_EQ(value, initial) << path;
     }
   }
+}
+
+TEST(ConfigSchema, LearningRatesOfSchedulesMayBeGivenForEachParameterGroup) {
+  const auto config = Config::from_json(R"({"optimizer": {"type": "Adam"},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0.5], "warmup_max_lr": 1}}})");
+  const Json params = Json::parse(config.scheduler.params_json);
+  EXPECT_EQ(params["warmup_min_lr"], Json::parse("[0, 0.5]"));
+  EXPECT_EQ(params["warmup_max_lr"], 1);
 }
 
 TEST(ConfigSchema, EditDistanceCountsASwapAsOne) {
