@@ -52,15 +52,19 @@ std::size_t TouchTrace::State::next_use(int id) const {
 
 // The window ahead holds distinct parameters of at most prefetch_numel elements, those already live included: what was fetched for an
 // earlier touch and isn't used yet still occupies the window, so the bytes in flight or waiting stay within it over many touches too.
+// The very next parameter is advised whatever its size (if anything is): one larger than the window would otherwise never be fetched ahead.
 void TouchTrace::State::walk(const std::vector<std::uint8_t>& live, std::int64_t live_numel, TraceAdvice& advice) {
   std::int64_t window = options.prefetch_numel, budget = options.max_live_numel - live_numel;
+  if (window <= 0) return;
   seen[last] = ++stamp;
+  bool first = true;
   for (std::size_t position = next; position < trace.size(); ++position) {
     const int id = trace[position];
     if (seen[id] == stamp) continue;
     seen[id] = stamp;
     window -= numels[id];
-    if (window < 0) return;
+    if (window < 0 && !first) return;
+    first = false;
     if (static_cast<std::size_t>(id) < live.size() && live[id]) continue;
     budget -= numels[id];
     if (budget < 0) return;

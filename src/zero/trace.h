@@ -15,7 +15,8 @@ struct TraceOptions {
 
 /// What a store should do after a touch.
 struct TraceAdvice {
-  std::vector<int> fetch;  ///< ids to start fetching, in order, within prefetch_numel and the live budget; none that are live
+  std::vector<int> fetch;  ///< ids to start fetching, in order, within prefetch_numel (the next one: at any size) and the live budget; none
+                           ///< that are live
 };
 
 /// Follows one rank's touches. A touch that isn't the next one resynchronises at its next occurrence in the trace (branches, skipped

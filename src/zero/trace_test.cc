@@ -51,6 +51,16 @@ TEST(TouchTrace, TheLiveBudgetBoundsTheAdvice) {
   EXPECT_TRUE(trace.touch(1, {1, 1, 0}, 41).fetch.empty());
 }
 
+TEST(TouchTrace, TheNextOneIsAdvisedEvenWhenLargerThanTheWindowIfTheBudgetHasRoom) {
+  for (const bool room : {true, false}) {
+    Trace trace({10, 500, 10, 10}, {.prefetch_numel = 50, .max_live_numel = room ? 510 : 509});
+    for (const int id : {0, 1, 2, 3}) trace.touch(id, kNothingLive, 0);
+    trace.begin_step();
+    EXPECT_EQ(trace.touch(0, {1, 0, 0, 0}, 10).fetch, room ? std::vector<int>{1} : std::vector<int>{});  // and nothing behind it
+    EXPECT_EQ(trace.touch(1, {0, 1, 0, 0}, 0).fetch, (std::vector<int>{2, 3}));
+  }
+}
+
 TEST(TouchTrace, NoPrefetchMeansNoAdvice) {
   Trace trace({1, 1}, {.prefetch_numel = 0});
   for (const int id : {0, 1}) trace.touch(id, kNothingLive, 0);
@@ -131,7 +141,7 @@ TEST_P(RandomPrograms, AdviceStaysWithinWindowAndBudgetAndNeverNamesLiveParamete
       bring(next);
       advised += numels[next];
     }
-    ASSERT_LE(advised, options.prefetch_numel);
+    ASSERT_TRUE(advised <= options.prefetch_numel || (advice.fetch.size() == 1 && options.prefetch_numel > 0)) << advised;
     ASSERT_TRUE(advice.fetch.empty() || live_numel <= options.max_live_numel) << live_numel << " > " << options.max_live_numel;
     std::vector<int> candidates;
     for (int other = 0; other < count; ++other)
@@ -150,7 +160,7 @@ TEST_P(RandomPrograms, InARepeatedStepEveryTouchAfterTheFirstWasAdvisedBefore) {
   const int count = 2 + random() % 20;
   std::vector<std::int64_t> numels(count);
   for (auto& numel : numels) numel = 1 + random() % 50;
-  Trace trace(numels, {.prefetch_numel = 50, .max_live_numel = 1000});  // the next one always fits: 50 ahead, 51 live
+  Trace trace(numels, {.prefetch_numel = 1 + GetParam(), .max_live_numel = 1000});  // the next one may be larger than the window
   std::vector<int> step(1 + random() % 200);
   for (auto& id : step) id = random() % count;
   for (int repeat = 0; repeat < 3; ++repeat) {
