@@ -32,6 +32,7 @@ build: setup $(BUILD)/build.ninja
 	@$(PY) tools/link_venv.py $(BUILD)/python
 
 test: build
+	@$(NINJA) -C $(BUILD) -j $(JOBS) unshard_tests
 	@$(PY) tests/run_all.py --build $(BUILD) $(ARGS)
 
 conformance: build
@@ -46,8 +47,9 @@ bench: build
 # The random tests run SOAK times as long as in `make test`.
 SOAK ?= 10
 soak: build
+	@$(NINJA) -C $(BUILD) -j $(JOBS) unshard_tests
 	@UNSHARD_SOAK=$(SOAK) $(PY) tests/run_all.py --build $(BUILD) --no-conformance
-	@for kind in asan tsan; do cmake --preset $$kind && $(NINJA) -C build-$$kind -j $(JOBS) && ctest --preset $$kind || exit 1; done
+	@for kind in asan tsan; do cmake --preset $$kind && $(NINJA) -C build-$$kind -j $(JOBS) all unshard_tests && ctest --preset $$kind || exit 1; done
 
 # clang-tidy looks at the sources that differ from LINT_BASE.
 LINT_BASE ?= HEAD~1
