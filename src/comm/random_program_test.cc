@@ -2,27 +2,22 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "comm/testing.h"
+#include "core/soak.h"
 #include "unshard/comm/communicator.h"
 
 namespace unshard {
 namespace {
 
 using testing::run_ranks;
+using testing::soak;
 
 /// Every rank's integers are a function of (seed, rank), so that any rank can work out all inputs.
 at::Tensor input_of(std::uint64_t seed, int rank, std::int64_t numel, at::ScalarType dtype) {
   const auto step = static_cast<std::int64_t>(seed % 13 + 1), shift = static_cast<std::int64_t>((seed / 13) % 17);
   return ((at::arange(numel, at::kLong) * step + rank * 5 + shift) % 9).to(dtype);
-}
-
-/// 1 at first; UNSHARD_SOAK=N multiplies the length of random tests.
-int soak() {
-  const char* text = std::getenv("UNSHARD_SOAK");
-  return text ? std::max(1, std::atoi(text)) : 1;
 }
 
 class RandomProgram {

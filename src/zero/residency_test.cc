@@ -1,6 +1,7 @@
 // Gathered copies in memory that isn't shared: how much is held, what is fetched ahead, and random programs against a dense twin.
 #include <random>
 
+#include "core/soak.h"
 #include "unshard/core/error.h"
 #include "zero/store_testing.h"
 
@@ -196,7 +197,7 @@ TEST_P(Random, ProgramsEqualDense) {
   StoreOptions options;
   options.max_live_numel = 90;
   options.prefetch_numel = 40;
-  for (unsigned seed = 1; seed <= 4; ++seed) {
+  for (unsigned seed = 1; seed <= 4 * static_cast<unsigned>(testing::soak()); ++seed) {
     run(options, [&](int rank, auto store) { random_program(*store, seed, rank, 60); });
   }
 }
