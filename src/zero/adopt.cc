@@ -95,12 +95,20 @@ void require_same_kind(const Entry& entry, const at::Tensor& tensor) {
       " now; change dtype, shape or device before the engine is made");
 }
 
+// Through a tensor: a world of one may rest on a GPU, where memcpy can't reach.
+void copy_bytes(const Entry& entry, void* to, void* from) {
+  const Unobserved quiet;
+  const auto numel = static_cast<std::int64_t>(entry.whole_bytes());
+  const auto over = [&](void* data) { return tensor_over(data, numel, c10::kByte, entry.storage->device(), nullptr); };
+  over(to).copy_(over(from));
+}
+
 // `w.data = x`, set_(), .to(memory_format=...): the new value counts as written here.
 void readopt(StoreState& state, Entry& entry, const at::Tensor& tensor) {
   const auto value = copy_in_order(entry, tensor);
   const auto pinned = state.pin(entry, Access::overwrite);
   try {
-    std::memcpy(entry.storage->mutable_data(), value.const_data_ptr(), entry.whole_bytes());
+    copy_bytes(entry, entry.storage->mutable_data(), value.mutable_data_ptr());
     give_storage(entry, tensor);
     if (pinned.lockstep_write) state.finish_lockstep_write(entry);
   } catch (...) {

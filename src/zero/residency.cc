@@ -239,6 +239,7 @@ void StoreState::unpin(Entry& entry, bool abandon) noexcept {
 }
 
 void StoreState::pin_all(const std::vector<int>& ids) {
+  for (const int id : ids) check_process(at(id, "pin"));  // before anything is marked as being fetched
   std::vector<Entry*> fetched;
   if (service) {
     // What isn't here travels in one message a peer; the pins below find it resident.
