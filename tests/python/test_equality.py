@@ -88,7 +88,8 @@ def bytes_held_and_moved(rank, world, stage, dtype):
     psi = sum(p.numel() for p in model.parameters())
     more = {"bf16": {"enabled": True}} if dtype == "bf16" else {}
     engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(
-        stage, optimizer={"type": "AdamW", "params": {"lr": 1e-3}}, zero={"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0},
+        stage, optimizer={"type": "AdamW", "params": {"lr": 1e-3}},
+        zero={"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0},
         **more))
     x = torch.ones(2, 64, dtype=next(model.parameters()).dtype)
     engine.backward(engine(x).float().sum())

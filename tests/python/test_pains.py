@@ -189,8 +189,8 @@ def accumulation(rank, world, stage, no_sync):
                 engine.backward(((engine(x) - y)**2).mean())
                 assert engine.is_gradient_accumulation_boundary() == (i == 3)
                 engine.step()
-        dense.accumulate_mean_gradient(twin, [lambda m, r=r, i=i: ((m(dense.batch(r, 4 * step + i)[0]) - dense.batch(r, 4 * step + i)[1])**2).mean()
-                                              for r in range(world) for i in range(4)])
+        batches = [dense.batch(r, 4 * step + i) for r in range(world) for i in range(4)]
+        dense.accumulate_mean_gradient(twin, [lambda m, x=x, y=y: ((m(x) - y)**2).mean() for x, y in batches])
         sgd.step()
     dense.close(dense.weights(engine, model).values(), twin.parameters())
     assert engine.global_steps == 3
@@ -522,7 +522,7 @@ def resident_mb():
 
 def made_and_destroyed(rank, world, stage):
     sizes = []
-    for i in range(20):
+    for _ in range(20):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
         engine, _ = start(model, stage, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
@@ -593,7 +593,7 @@ def test_24_errors_name_key_value_origin_and_the_way_out(tmp_path):
 # ---- 25. clipping and the norm --------------------------------------------------------------------------------------------------
 def norms(rank, world, stage, dtype, clip):
     model, twin = Small(), Small()
-    more = {"fp16": {"enabled": True, "initial_scale_power": 8}} if dtype == "fp16" else {"bf16": {"enabled": True}} if dtype == "bf16" else {}
+    more = {"fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}}, "bf16": {"bf16": {"enabled": True}}}.get(dtype, {})
     engine, _ = start(model, stage, gradient_clipping=clip, **more)
     for p in twin.parameters():
         p.data = p.data.to(next(model.parameters()).dtype).float()

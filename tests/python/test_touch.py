@@ -27,13 +27,13 @@ def run_cases(rank, world, names):
     return results
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def outcome(kind, name):
     world, env = WORLDS[kind]
     return run_ranks(world, run_cases, [name], limit=120, env=env)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def together(kind):
     """All cases in one run (start-up costs more than a case); falls back to one run a case when that run doesn't end well."""
     world, env = WORLDS[kind]

@@ -10,7 +10,6 @@ import pickle
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import unshard
@@ -327,7 +326,8 @@ def case_dtensor_reads_and_writes():
     m, twin, _ = pair(Holder())
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     d = DTensor.from_local(m.w.detach(), mesh, [Replicate()], run_check=False)
-    assert torch.allclose((d @ DTensor.from_local(torch.ones(8, 1), mesh, [Replicate()], run_check=False)).to_local(), twin.w @ torch.ones(8, 1))
+    ones = DTensor.from_local(torch.ones(8, 1), mesh, [Replicate()], run_check=False)
+    assert torch.allclose((d @ ones).to_local(), twin.w @ torch.ones(8, 1))
     with torch.no_grad():
         d.copy_(torch.ones_like(d))
         d.mul_(2)
@@ -354,7 +354,8 @@ def case_functorch():
     a, b = vmap(grad(lambda p, x: loss(p, x, m)), (None, 0))(params, x), vmap(grad(lambda p, x: loss(p, x, twin)), (None, 0))(dense, x)
     assert all(torch.allclose(a[k], b[k], atol=1e-5) for k in a)
     ones = {k: torch.ones_like(v) for k, v in dense.items()}
-    assert torch.allclose(jvp(lambda p: loss(p, x, m), (params,), (ones,))[1], jvp(lambda p: loss(p, x, twin), (dense,), (ones,))[1], rtol=1e-4)
+    tangents = [jvp(lambda p: loss(p, x, module), (at,), (ones,))[1] for module, at in ((m, params), (twin, dense))]
+    assert torch.allclose(*tangents, rtol=1e-4)
     assert stack_module_state([m, m])[0]["0.weight"].shape == (2, 32, 16)
 
 
@@ -445,7 +446,7 @@ def case_failed_operator_leaves_no_pin():
 
 def case_two_engines_in_one_expression():
     a, b = Holder(), Holder()
-    ea, eb = engine_for(a), engine_for(b)
+    engines = engine_for(a), engine_for(b)      # noqa: F841  (they live until the end)
     (a.w @ b.w).sum().backward()
     dense_a, dense_b = Holder(), Holder()
     (dense_a.w @ dense_b.w).sum().backward()
@@ -581,7 +582,8 @@ def case_custom_functions_and_operators():
 
 def case_layers_with_fused_paths():
     makers = (lambda: nn.LSTM(8, 8, 2, bidirectional=True), lambda: nn.GRU(8, 8, 1),
-              lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), lambda: nn.MultiheadAttention(8, 2, batch_first=True))
+              lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0),
+              lambda: nn.MultiheadAttention(8, 2, batch_first=True))
     for make in makers:
         torch.manual_seed(0)
         m, twin, e = pair(make())
