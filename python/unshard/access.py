@@ -91,13 +91,8 @@ def safe_get_local_fp32_param(param):
 def safe_set_local_fp32_param(param, value):
     """Write this rank's piece; the parameter follows at once on every rank (collective)."""
     engine, id = _engine_of(param, "safe_set_local_fp32_param")
-    piece = engine._core.local_fp32_param(id)
-    value = _checked(value, piece, "safe_set_local_fp32_param")
-    piece.copy_(value)
-    shown = owners.find(param).store.own_slice(id)
-    if shown.numel() and shown.data_ptr() != piece.data_ptr():
-        shown.copy_(value)
-    owners.find(param).store.publish_one(id)
+    engine._waiting_values.pop(id, None)
+    engine._core.set_local_fp32_param(id, torch.as_tensor(value))
 
 
 def safe_get_local_grad(param):
@@ -107,11 +102,9 @@ def safe_get_local_grad(param):
 
 
 def safe_set_local_grad(param, value):
-    """Write this rank's piece of the gradient."""
-    piece = safe_get_local_grad(param)
-    if piece is None:
-        raise ValueError("[safe_set_local_grad] there is no gradient now; call it between backward and step")
-    piece.copy_(_checked(value, piece, "safe_set_local_grad"))
+    """Replace this rank's piece of the gradient (collective)."""
+    engine, id = _engine_of(param, "safe_set_local_grad")
+    engine._core.set_local_grad(id, torch.as_tensor(value))
 
 
 def safe_get_local_optimizer_state(param, optim_state_key):
@@ -121,11 +114,9 @@ def safe_get_local_optimizer_state(param, optim_state_key):
 
 
 def safe_set_local_optimizer_state(param, value, optim_state_key):
-    """Write this rank's piece of an optimizer state."""
-    piece = safe_get_local_optimizer_state(param, optim_state_key)
-    if piece is None:
-        raise ValueError(f"[safe_set_local_optimizer_state] the optimizer keeps no state '{optim_state_key}'")
-    piece.copy_(_checked(value, piece, "safe_set_local_optimizer_state"))
+    """Write this rank's piece of an optimizer state (collective at stage 0)."""
+    engine, id = _engine_of(param, "safe_set_local_optimizer_state")
+    engine._core.set_local_state(id, _STATE_NAMES.get(optim_state_key, optim_state_key), torch.as_tensor(value))
 
 
 def residency_stats(engine):

@@ -31,11 +31,7 @@ class EngineState:
         self._store.settle()
 
     def _set_local_fp32(self, id, value):
-        self._core.local_fp32_param(id).copy_(value)
-        piece = self._store.own_slice(id)
-        if piece.numel():
-            piece.copy_(value)
-        self._store.publish_one(id)
+        self._core.set_local_fp32_param(id, value)
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
         """Whole weights in the model's own dtype: CPU tensors on rank 0, None elsewhere. Collective; one parameter at a time."""

@@ -9,6 +9,7 @@ from unshard.core import ConfigError, _core
 from unshard.engine import Engine, make_source
 from unshard.optimizer import ClientOptimizer
 
+_RUNNING_STATISTICS = (torch.nn.modules.batchnorm._NormBase,)
 _numbers = itertools.count()        # engines are made, and destroyed together, in this order on every rank
 
 
@@ -67,10 +68,7 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     device = distributed.device_of_this_rank()
     if device.type != "cpu":
         model.to(device)
-    if config.buffer_dtype is not None:
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                buffer.data = buffer.data.to(config.buffer_dtype)
+    _cast_buffers(model, config)
     inner = _inner_optimizer(model, config, client, model_parameters)
     handle, face = _core_optimizer(inner, config)
     store = _store_of(model, config)
@@ -86,6 +84,19 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     if face is not None:
         face.bind({p: engine._ids[name] for p, name in engine._names.items()})
     return engine
+
+
+def _cast_buffers(model, config):
+    """Buffers as `data_types` asks. Else they keep their dtype, but for running statistics: torch's kernels want those in the dtype of the
+    scale and bias beside them, which become 16-bit."""
+    if config.buffer_dtype is not None:
+        buffers, dtype = list(model.buffers()), config.buffer_dtype
+    else:
+        norms = [m for m in model.modules() if isinstance(m, _RUNNING_STATISTICS) and m.weight is not None]
+        buffers, dtype = [b for m in norms for b in (m.running_mean, m.running_var) if b is not None], config.compute_dtype()
+    for buffer in buffers:
+        if dtype is not None and buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
 
 
 def _inner_optimizer(model, config, client, model_parameters):

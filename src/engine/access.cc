@@ -3,6 +3,8 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 
@@ -57,6 +59,24 @@ void Engine::State::write_domain(const at::Tensor& domain, const at::Tensor& fla
   flat::copy(domain, keeps_whole() ? flat : flat::slice(flat, parameter.layout.begin(rank), parameter.layout.size(rank)));
 }
 
+// This rank's flat piece, given by the user -> what write targets of the domain's length take: at stage 0 the whole (collective).
+at::Tensor Engine::State::from_pieces(const at::Tensor& piece, const ModelParameter& parameter, const char* where) {
+  const auto expected = parameter.layout.size(comm->rank());
+  require(piece.defined() && piece.numel() == expected, "[engine.", where, "] this rank's piece of parameter '", parameter.name, "' has ",
+          expected, " elements, the value ", piece.defined() ? piece.numel() : 0);
+  const auto flat = piece.detach().to(parameter.tensor.device(), c10::kFloat).contiguous().view(-1);
+  return keeps_whole() ? gather_pieces(flat, parameter, where) : flat;
+}
+
+// Where the 16-bit parameter isn't what its master rounds to, the user wrote it: the master follows. (Before an update the kernels do
+// this.)
+void Engine::State::take_edits(int id) {
+  if (!masters->has(id)) return;
+  const auto master = masters->domain(id), shown = domain(id);
+  const auto edited = at::ne(shown, master.to(shown.device(), shown.scalar_type()));
+  master.copy_(at::where(edited, shown.to(c10::kFloat), master.to(shown.device())));
+}
+
 void Engine::State::drain_for_access() {
   hooks.collect(*backward);
   pipeline->drain(*comm);
@@ -75,6 +95,7 @@ at::Tensor Engine::full_fp32_param(int id) {
   const auto& parameter = s.model.at(id, "full_fp32_param");
   const at::NoGradGuard no_grad;
   s.refresh_masters(s.store->settle());
+  s.take_edits(id);
   if (!s.masters->has(id)) return parameter.tensor.detach().clone().to(c10::kFloat);
   const auto whole = s.keeps_whole() ? s.masters->domain(id).clone() : s.gather_pieces(s.masters->piece(id), parameter, "fp32 value");
   return s.shaped(whole, parameter);
@@ -160,6 +181,8 @@ at::Tensor Engine::local_fp32_param(int id) {
   auto& s = *state_;
   s.require_alive("local_fp32_param");
   s.model.at(id, "local_fp32_param");
+  const at::NoGradGuard no_grad;
+  s.take_edits(id);
   if (s.masters->has(id)) return s.masters->piece(id);
   const auto piece = s.piece(id);
   return piece.scalar_type() == c10::kFloat ? piece : piece.to(c10::kFloat);
@@ -185,6 +208,41 @@ at::Tensor Engine::local_state(int id, const std::string& name) {
   const auto& parameter = s.model.at(id, "local_state");
   const auto state = s.state_domain(id, name);
   return state.defined() ? s.own_part(state, parameter) : at::Tensor();
+}
+
+void Engine::set_local_fp32_param(int id, const at::Tensor& value) {
+  auto& s = *state_;
+  s.require_alive("set_local_fp32_param");
+  const auto& parameter = s.model.at(id, "set_local_fp32_param");
+  const at::NoGradGuard no_grad;
+  s.refresh_masters(s.store->settle());
+  const auto flat = s.from_pieces(value, parameter, "set_local_fp32_param");
+  if (s.masters->has(id)) flat::copy(s.masters->domain(id), flat);
+  s.domain(id).copy_(flat);
+  s.store->publish_one(id);
+}
+
+void Engine::set_local_grad(int id, const at::Tensor& value) {
+  auto& s = *state_;
+  s.require_alive("set_local_grad");
+  const auto& parameter = s.model.at(id, "set_local_grad");
+  require(parameter.is_trained(), "[engine.set_local_grad] parameter '", parameter.name, "' is not trained: it is in no group");
+  const at::NoGradGuard no_grad;
+  s.drain_for_access();
+  s.gradients->ensure(id);
+  flat::copy(s.gradients->domain(id), s.from_pieces(value, parameter, "set_local_grad"), 1 / s.gradient_scale());
+  s.pipeline->mark_present(id);
+  if (s.comm->world_size() > 1) s.comm->barrier("set_local_grad");
+}
+
+void Engine::set_local_state(int id, const std::string& name, const at::Tensor& value) {
+  auto& s = *state_;
+  s.require_alive("set_local_state");
+  const auto& parameter = s.model.at(id, "set_local_state");
+  const at::NoGradGuard no_grad;
+  const auto state = s.state_domain(id, name);
+  require(state.defined(), "[engine.set_local_state] parameter '", parameter.name, "' has no optimizer state '", name, "'");
+  flat::copy(state, s.from_pieces(value, parameter, "set_local_state"));
 }
 
 }  // namespace unshard

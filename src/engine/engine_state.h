@@ -52,6 +52,8 @@ struct Engine::State {
   std::vector<UpdateItem> update_items(const std::vector<std::uint8_t>& present);
   void publish(const std::vector<std::uint8_t>& updated);
   void refresh_masters(const std::vector<int>& changed);
+  void take_edits(int id);
+  at::Tensor from_pieces(const at::Tensor& piece, const ModelParameter& parameter, const char* where);
   void check_source();
 
   // access.cc

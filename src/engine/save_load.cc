@@ -117,6 +117,7 @@ void Engine::save(const std::string& directory, const std::string& client_state_
           "[engine.save] called in the middle of a gradient accumulation; save after the step() that ends it");
   s.set_phase(Phase::collective, "save");
   s.refresh_masters(s.store->settle());
+  for (int id = 0; id < s.store->size(); ++id) s.take_edits(id);
   const auto target = fs::absolute(fs::path(directory)).lexically_normal().string();
   const std::string partial = target + ".partial", former = target + ".former";
   const auto attempt = [&](const char* where, const std::function<void()>& work) {

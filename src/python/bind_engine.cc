@@ -74,6 +74,13 @@ void bind_tensors(py::class_<EngineHandle>& cls) {
       .def("set_full_state",
            [](const EngineHandle& e, int id, const std::string& name, const at::Tensor& value) { e->set_full_state(id, name, value); },
            py::arg("id"), py::arg("name"), py::arg("value"), NoGil())
+      .def("set_local_fp32_param", [](const EngineHandle& e, int id, const at::Tensor& value) { e->set_local_fp32_param(id, value); },
+           py::arg("id"), py::arg("value"), NoGil())
+      .def("set_local_grad", [](const EngineHandle& e, int id, const at::Tensor& value) { e->set_local_grad(id, value); }, py::arg("id"),
+           py::arg("value"), NoGil())
+      .def("set_local_state",
+           [](const EngineHandle& e, int id, const std::string& name, const at::Tensor& value) { e->set_local_state(id, name, value); },
+           py::arg("id"), py::arg("name"), py::arg("value"), NoGil())
       .def("local_fp32_param", [](const EngineHandle& e, int id) { return e->local_fp32_param(id); }, py::arg("id"), NoGil())
       .def("local_grad", [](const EngineHandle& e, int id) { return e->local_grad(id); }, py::arg("id"), NoGil())
       .def("local_state", [](const EngineHandle& e, int id, const std::string& name) { return e->local_state(id, name); }, py::arg("id"),

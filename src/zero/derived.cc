@@ -54,7 +54,8 @@ class DerivedCast final : public TouchTarget {
   void detach(bool readable) {
     std::unique_lock lock(mutex_);
     if (detached_) return;
-    if (!value_ && !readable) {
+    if (!value_ && (!readable || stale())) {
+      if (stale()) set_unreadable_message(*storage_, stale_message());
       restore_allocator();
       detached_ = true;
       return;
@@ -73,12 +74,16 @@ class DerivedCast final : public TouchTarget {
     old.release_context();  // it is this object, which lives on in the new pointer
   }
 
+  // The bytes can't be made again: what would be cast now is another value.
+  bool stale() const { return static_cast<std::int64_t>(source_.parameter._version()) != version_; }
+  std::string stale_message() const {
+    return cat("one of the variables needed for gradient computation has been modified by an inplace operation: parameter '",
+               source_.info.name, "' was updated after autocast cast it (version ", source_.parameter._version(), ", expected ", version_,
+               ")");
+  }
+
   void fill(std::unique_lock<std::mutex>& lock) {
-    if (source_.parameter._version() != version_) {
-      throw std::runtime_error(cat(
-          "one of the variables needed for gradient computation has been modified by an inplace operation: parameter '", source_.info.name,
-          "' was updated after autocast cast it (version ", source_.parameter._version(), ", expected ", version_, ")"));
-    }
+    if (stale()) throw std::runtime_error(stale_message());
     filling_ = true;
     lock.unlock();
     at::Tensor cast;

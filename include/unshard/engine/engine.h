@@ -117,6 +117,10 @@ class Engine {
   at::Tensor local_fp32_param(int id);
   at::Tensor local_grad(int id);
   at::Tensor local_state(int id, const std::string& name);
+  // Write them (each rank its own; collective).
+  void set_local_fp32_param(int id, const at::Tensor& value);
+  void set_local_grad(int id, const at::Tensor& value);
+  void set_local_state(int id, const std::string& name, const at::Tensor& value);
 
   void enter_inference();                              ///< gather once; no collectives until leave_inference()
   void leave_inference();
