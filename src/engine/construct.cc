@@ -87,7 +87,7 @@ void Engine::State::set_up_groups() {
   } else if (parsed) {
     optimizer = make_optimizer(parsed->type, /*decoupled_decay=*/false);
   }
-  if (!config.scheduler.type.empty() && is_known_lr_schedule(config.scheduler.type)) {
+  if (!config.scheduler.type.empty()) {  // a name that isn't built in is an error: classes of torch are Python's
     schedule = make_lr_schedule(config.scheduler.type, config.scheduler.params_json, groups.front().lr, static_cast<int>(groups.size()));
   }
 }

@@ -100,7 +100,10 @@ void Engine::zero_grad() {
   s.loss_was_bad = false;
 }
 
-bool Engine::State::is_boundary() const { return boundary_override.value_or((counters.micro_steps + 1) % accumulation_steps == 0); }
+bool Engine::State::is_boundary() const {
+  const bool counted = (counters.micro_steps + 1) % accumulation_steps == 0;
+  return boundary_override.value_or(counted || !config.managed_gradient_accumulation);
+}
 
 bool Engine::is_gradient_accumulation_boundary() const { return state_->is_boundary(); }
 void Engine::set_gradient_accumulation_boundary(std::optional<bool> value) { state_->boundary_override = value; }

@@ -43,6 +43,36 @@ TEST(Protocol, CountersMoveAtBoundaries) {
   });
 }
 
+TEST(Protocol, EveryStepUpdatesWhenAccumulationIsNotManaged) {
+  run_ranks(2, [](int rank, Communicator& comm) {
+    RunOptions run;
+    run.accumulation = 4;
+    run.stage = 2;
+    run.extra = R"(, "managed_gradient_accumulation": false)";
+    TinyModel model;
+    Engine engine(model.named(), config_of(run, 2), share(comm), small_buckets());
+    for (int micro = 0; micro < 3; ++micro) {
+      EXPECT_TRUE(engine.is_gradient_accumulation_boundary());
+      engine.backward(language_loss(model, rank, micro));
+      engine.step();
+      EXPECT_EQ(engine.global_steps(), micro + 1);
+      EXPECT_TRUE(engine.was_step_applied());
+    }
+    engine.set_gradient_accumulation_boundary(false);
+    engine.backward(language_loss(model, rank, 9));
+    engine.step();
+    EXPECT_EQ(engine.global_steps(), 3);
+    engine.destroy();
+  });
+}
+
+TEST(Protocol, AScheduleThatIsNotBuiltInIsAnErrorNotSilence) {
+  RunOptions run;
+  run.extra = R"(, "scheduler": {"type": "StepLR", "params": {"step_size": 3}})";
+  TinyModel model;
+  expect_error([&] { Engine(model.named(), config_of(run, 1), single_process_communicator()); }, "\"StepLR\" is not built in");
+}
+
 TEST(Protocol, MistakesAreNamedBeforeAnyCommunication) {
   RunOptions run;
   TinyModel model;
