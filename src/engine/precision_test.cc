@@ -123,9 +123,8 @@ TEST(Precision, ANanInFp32IsSkippedAndTheScheduleWaits) {
   run_ranks(2, [&](int rank, Communicator& comm) {
     RunOptions run;
     run.stage = 2;
-    run.extra =
-        R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10,)"
-        R"( "warmup_type": "linear"}})";
+    run.extra = R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10,)"
+                R"( "warmup_type": "linear"}})";
     TinyModel model;
     Engine engine(model.named(), config_of(run, 2), share(comm), small_buckets());
     std::vector<double> rates;

@@ -1,7 +1,7 @@
+#include <torch/csrc/Exceptions.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <torch/csrc/Exceptions.h>
 
 #include "bindings.h"
 #include "unshard/core/error.h"
@@ -14,9 +14,9 @@ std::function<void()> interrupt_check() {
     if (!Py_IsInitialized() || PyThread_get_thread_ident() != main) return;
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() == 0) return;
-    python_error error;                    // the form that both torch's and our translators hand back to Python
+    python_error error;  // the form that both torch's and our translators hand back to Python
     error.persist();
-    throw error;                           // NOLINT(misc-throw-by-value-catch-by-reference)
+    throw error;  // NOLINT(misc-throw-by-value-catch-by-reference)
   };
 }
 
@@ -67,37 +67,49 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("rank", [](const CommHandle& c) { return c->rank(); })
       .def_property_readonly("world_size", [](const CommHandle& c) { return c->world_size(); })
       .def_property_readonly("shares_memory", [](const CommHandle& c) { return c->host() != nullptr; })
-      .def("all_gather", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_gather(output, input); },
-           py::arg("output"), py::arg("input"), NoGil())
-      .def("reduce_scatter",
-           [](const CommHandle& c, at::Tensor output, const at::Tensor& input, const std::string& op) {
-             c->reduce_scatter(output, input, reduce_op(op));
-           },
-           py::arg("output"), py::arg("input"), py::arg("op") = "sum", NoGil())
-      .def("all_reduce", [](const CommHandle& c, at::Tensor tensor, const std::string& op) { c->all_reduce(tensor, reduce_op(op)); },
-           py::arg("tensor"), py::arg("op") = "sum", NoGil())
-      .def("broadcast", [](const CommHandle& c, at::Tensor tensor, int root) { c->broadcast(tensor, root); }, py::arg("tensor"),
-           py::arg("root"), NoGil())
-      .def("all_to_all", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_to_all(output, input); },
-           py::arg("output"), py::arg("input"), NoGil())
-      .def("send", [](const CommHandle& c, const at::Tensor& tensor, int to, int tag) { c->send(tensor, to, tag); }, py::arg("tensor"),
-           py::arg("destination"), py::arg("tag") = 0, NoGil())
-      .def("recv", [](const CommHandle& c, at::Tensor tensor, int from, int tag) { c->recv(tensor, from, tag); }, py::arg("tensor"),
-           py::arg("source"), py::arg("tag") = 0, NoGil())
-      .def("barrier", [](const CommHandle& c, const std::string& where) { c->barrier(where); }, py::arg("where") = "", NoGil())
-      .def("all_gather_strings", [](const CommHandle& c, const std::string& mine) { return c->all_gather_strings(mine); },
-           py::arg("mine"), NoGil())
-      .def("check_all_in", [](const CommHandle& c, const std::string& call) { c->check_all_in(call); }, py::arg("call"), NoGil())
-      .def("counts",
-           [](const CommHandle& c) {
-             py::dict result;
-             for (const auto& [op, count] : c->counts()) result[py::str(op)] = py::make_tuple(count.calls, count.bytes);
-             return result;
-           },
-           "{operation: (calls, bytes)} since creation or reset_counts().")
+      .def(
+          "all_gather", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_gather(output, input); },
+          py::arg("output"), py::arg("input"), NoGil())
+      .def(
+          "reduce_scatter",
+          [](const CommHandle& c, at::Tensor output, const at::Tensor& input, const std::string& op) {
+            c->reduce_scatter(output, input, reduce_op(op));
+          },
+          py::arg("output"), py::arg("input"), py::arg("op") = "sum", NoGil())
+      .def(
+          "all_reduce", [](const CommHandle& c, at::Tensor tensor, const std::string& op) { c->all_reduce(tensor, reduce_op(op)); },
+          py::arg("tensor"), py::arg("op") = "sum", NoGil())
+      .def(
+          "broadcast", [](const CommHandle& c, at::Tensor tensor, int root) { c->broadcast(tensor, root); }, py::arg("tensor"),
+          py::arg("root"), NoGil())
+      .def(
+          "all_to_all", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_to_all(output, input); },
+          py::arg("output"), py::arg("input"), NoGil())
+      .def(
+          "send", [](const CommHandle& c, const at::Tensor& tensor, int to, int tag) { c->send(tensor, to, tag); }, py::arg("tensor"),
+          py::arg("destination"), py::arg("tag") = 0, NoGil())
+      .def(
+          "recv", [](const CommHandle& c, at::Tensor tensor, int from, int tag) { c->recv(tensor, from, tag); }, py::arg("tensor"),
+          py::arg("source"), py::arg("tag") = 0, NoGil())
+      .def(
+          "barrier", [](const CommHandle& c, const std::string& where) { c->barrier(where); }, py::arg("where") = "", NoGil())
+      .def(
+          "all_gather_strings", [](const CommHandle& c, const std::string& mine) { return c->all_gather_strings(mine); }, py::arg("mine"),
+          NoGil())
+      .def(
+          "check_all_in", [](const CommHandle& c, const std::string& call) { c->check_all_in(call); }, py::arg("call"), NoGil())
+      .def(
+          "counts",
+          [](const CommHandle& c) {
+            py::dict result;
+            for (const auto& [op, count] : c->counts()) result[py::str(op)] = py::make_tuple(count.calls, count.bytes);
+            return result;
+          },
+          "{operation: (calls, bytes)} since creation or reset_counts().")
       .def("reset_counts", [](const CommHandle& c) { c->reset_counts(); })
-      .def("flight_record", [](const CommHandle& c, std::size_t last) { return c->recorder().to_text(last); }, py::arg("last") = 16,
-           "The last collectives of this rank, as text.");
+      .def(
+          "flight_record", [](const CommHandle& c, std::size_t last) { return c->recorder().to_text(last); }, py::arg("last") = 16,
+          "The last collectives of this rank, as text.");
   bind_factories(module);
 }
 

@@ -103,21 +103,23 @@ void bind_config(py::module_& module) {
       .def_readonly("buffer_dtype", &Config::buffer_dtype)
       .def("compute_dtype", &Config::compute_dtype, "dtype of the weights in forward; None: as the model has it.")
       .def("resolve_auto", &Config::resolve_auto, py::arg("hidden_size"), py::arg("largest_numel"), py::arg("total_numel"))
-      .def("without_optimizer",
-           [](const Config& config) {
-             Config result = config;
-             result.optimizer = {};
-             result.scheduler = {};
-             return result;
-           },
-           "A copy for callers that bring the optimizer and move the learning rate themselves.")
-      .def("table",
-           [](const Config& config) {
-             py::list rows;
-             for (const auto& row : config.table()) rows.append(py::make_tuple(row.key, row.value, row.origin));
-             return rows;
-           },
-           "[(key, value, origin)] of every resolved key.")
+      .def(
+          "without_optimizer",
+          [](const Config& config) {
+            Config result = config;
+            result.optimizer = {};
+            result.scheduler = {};
+            return result;
+          },
+          "A copy for callers that bring the optimizer and move the learning rate themselves.")
+      .def(
+          "table",
+          [](const Config& config) {
+            py::list rows;
+            for (const auto& row : config.table()) rows.append(py::make_tuple(row.key, row.value, row.origin));
+            return rows;
+          },
+          "[(key, value, origin)] of every resolved key.")
       .def("to_json", &Config::to_json)
       .def("notices", &Config::notices, "Lines to say once at start.");
 }

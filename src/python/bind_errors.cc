@@ -33,7 +33,7 @@ void translate(std::exception_ptr error) {
   } catch (const CheckpointError& e) {
     PyErr_SetString(types().checkpoint, e.what());
   } catch (python_error& e) {
-    e.restore();                                        // raised by Python code that autograd called
+    e.restore();  // raised by Python code that autograd called
   } catch (const c10::Error&) {
     torch::translate_exception_to_python(std::current_exception());
   }
@@ -42,15 +42,17 @@ void translate(std::exception_ptr error) {
 }  // namespace
 
 void bind_errors(py::module_& module) {
-  types().config = new_error(module, "ConfigError", "The configuration can't be used; names key, value, origin and what is accepted.",
-                             PyExc_ValueError);
+  types().config =
+      new_error(module, "ConfigError", "The configuration can't be used; names key, value, origin and what is accepted.", PyExc_ValueError);
   types().comm = new_error(module, "CommError", "A peer failed, stalled or disagreed; names rank, collective, parameter and step.",
                            PyExc_RuntimeError);
-  types().checkpoint = new_error(module, "CheckpointError", "A state file is damaged, foreign or missing; names file and reason.",
-                                 PyExc_RuntimeError);
+  types().checkpoint =
+      new_error(module, "CheckpointError", "A state file is damaged, foreign or missing; names file and reason.", PyExc_RuntimeError);
   py::register_local_exception_translator(&translate);
-  module.def("log_info", [](const std::string& text) { log_info(text); }, py::arg("text"), "One line for people on stderr.");
-  module.def("log_warning", [](int rank, const std::string& text) { log_warning(rank, text); }, py::arg("rank"), py::arg("text"));
+  module.def(
+      "log_info", [](const std::string& text) { log_info(text); }, py::arg("text"), "One line for people on stderr.");
+  module.def(
+      "log_warning", [](int rank, const std::string& text) { log_warning(rank, text); }, py::arg("rank"), py::arg("text"));
 }
 
 }  // namespace unshard::python

@@ -37,24 +37,30 @@ void bind_group(py::module_& module) {
 void bind_optimizer(py::module_& module) {
   py::class_<OptimizerHandle>(module, "Optimizer", "Updates flat pieces; see unshard.optim for the forms users meet.")
       .def_property_readonly("type", [](const OptimizerHandle& o) { return o->type(); })
-      .def("step",
-           [](const OptimizerHandle& o, const std::vector<ItemTuple>& items, const std::vector<GroupOptions>& groups, double scale) {
-             py::gil_scoped_release nogil;
-             o->step(items_of(items), groups, UpdateScale{scale});
-           },
-           py::arg("items"), py::arg("groups"), py::arg("scale") = 1.0)
+      .def(
+          "step",
+          [](const OptimizerHandle& o, const std::vector<ItemTuple>& items, const std::vector<GroupOptions>& groups, double scale) {
+            py::gil_scoped_release nogil;
+            o->step(items_of(items), groups, UpdateScale{scale});
+          },
+          py::arg("items"), py::arg("groups"), py::arg("scale") = 1.0)
       .def("state_names", [](const OptimizerHandle& o) { return o->state_names(); })
-      .def("state", [](const OptimizerHandle& o, int parameter, const std::string& name, const at::Tensor& like) {
-             return o->state(parameter, name, like);
-           }, py::arg("parameter"), py::arg("name"), py::arg("like"))
-      .def("step_count", [](const OptimizerHandle& o, int parameter) { return o->step_count(parameter); }, py::arg("parameter"))
-      .def("set_step_count", [](const OptimizerHandle& o, int parameter, std::int64_t steps) { o->set_step_count(parameter, steps); },
-           py::arg("parameter"), py::arg("steps"))
+      .def(
+          "state",
+          [](const OptimizerHandle& o, int parameter, const std::string& name, const at::Tensor& like) {
+            return o->state(parameter, name, like);
+          },
+          py::arg("parameter"), py::arg("name"), py::arg("like"))
+      .def(
+          "step_count", [](const OptimizerHandle& o, int parameter) { return o->step_count(parameter); }, py::arg("parameter"))
+      .def(
+          "set_step_count", [](const OptimizerHandle& o, int parameter, std::int64_t steps) { o->set_step_count(parameter, steps); },
+          py::arg("parameter"), py::arg("steps"))
       .def("state_bytes", [](const OptimizerHandle& o) { return o->state_bytes(); });
   module.def(
       "make_optimizer",
-      [](const std::string& type, bool decoupled_decay) { return OptimizerHandle(make_optimizer(type, decoupled_decay)); },
-      py::arg("type"), py::arg("decoupled_decay") = true);
+      [](const std::string& type, bool decoupled_decay) { return OptimizerHandle(make_optimizer(type, decoupled_decay)); }, py::arg("type"),
+      py::arg("decoupled_decay") = true);
   module.def(
       "python_optimizer", [](py::object client) { return OptimizerHandle(std::make_shared<PythonOptimizer>(std::move(client))); },
       py::arg("client"), "An optimizer whose update is a Python object's.");
@@ -75,12 +81,13 @@ void bind_optim(py::module_& module) {
   bind_optimizer(module);
   py::class_<LrSchedule>(module, "LrSchedule", "A schedule as a function of the number of applied updates.")
       .def_property_readonly("type", &LrSchedule::type)
-      .def("value",
-           [](const LrSchedule& schedule, std::int64_t updates, int group, double base_lr) {
-             const ScheduleValue value = schedule.value(updates, group, base_lr);
-             return py::make_tuple(value.lr, value.momentum, value.second_beta);
-           },
-           py::arg("updates"), py::arg("group"), py::arg("base_lr"), "(lr, momentum, second beta); None: left as it is.");
+      .def(
+          "value",
+          [](const LrSchedule& schedule, std::int64_t updates, int group, double base_lr) {
+            const ScheduleValue value = schedule.value(updates, group, base_lr);
+            return py::make_tuple(value.lr, value.momentum, value.second_beta);
+          },
+          py::arg("updates"), py::arg("group"), py::arg("base_lr"), "(lr, momentum, second beta); None: left as it is.");
   module.def("make_lr_schedule", &make_lr_schedule, py::arg("type"), py::arg("params_json"), py::arg("base_lr"), py::arg("groups"));
   module.def("is_known_lr_schedule", &is_known_lr_schedule, py::arg("type"));
 }

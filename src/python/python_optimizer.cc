@@ -14,8 +14,7 @@ py::list item_list(const std::vector<UpdateItem>& items) {
 
 }  // namespace
 
-PythonOptimizer::PythonOptimizer(py::object client)
-    : client_(hold(client)), type_(client.attr("type").cast<std::string>()) {}
+PythonOptimizer::PythonOptimizer(py::object client) : client_(hold(client)), type_(client.attr("type").cast<std::string>()) {}
 
 void PythonOptimizer::step(const std::vector<UpdateItem>& items, const std::vector<GroupOptions>&, const UpdateScale& scale) {
   py::gil_scoped_acquire gil;

@@ -32,10 +32,10 @@ struct OpCount {
 };
 
 struct CommOptions {
-  bool share_memory = true;                       ///< false: as if every rank were on a host of its own
+  bool share_memory = true;  ///< false: as if every rank were on a host of its own
   std::chrono::duration<double> timeout{1800};
   std::chrono::duration<double> collective_check{60};
-  std::function<void()> interrupt_check;          ///< see HostGroupOptions
+  std::function<void()> interrupt_check;  ///< see HostGroupOptions
 };
 
 /// A group of ranks. Collectives: all ranks of the group call them in the same order with equal sizes and dtypes; tensors are contiguous.
@@ -74,8 +74,8 @@ class Communicator {
   /// A c10d group of its own for `name` (one-sided service), or nullptr without c10d. Collective.
   virtual c10::intrusive_ptr<c10d::ProcessGroup> new_process_group(std::string_view name) = 0;
 
-  virtual const std::map<std::string, OpCount>& counts() const = 0;   ///< since creation or reset_counts()
-  virtual void add_count(std::string_view op, std::int64_t bytes) = 0; ///< for movers that bypass the collectives (buckets, pulls)
+  virtual const std::map<std::string, OpCount>& counts() const = 0;     ///< since creation or reset_counts()
+  virtual void add_count(std::string_view op, std::int64_t bytes) = 0;  ///< for movers that bypass the collectives (buckets, pulls)
   virtual void reset_counts() = 0;
   virtual FlightRecorder& recorder() = 0;
   virtual const CommOptions& options() const = 0;

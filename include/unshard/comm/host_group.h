@@ -19,7 +19,7 @@ const char* phase_name(Phase phase);
 
 /// How waits behave.
 struct HostGroupOptions {
-  std::chrono::duration<double> timeout{1800};           ///< then CommError says which rank waits where, for which parameter and step
+  std::chrono::duration<double> timeout{1800};  ///< then CommError says which rank waits where, for which parameter and step
   /// Called about every 50 ms inside waits, without locks held; throws to leave the wait (the binding checks for Ctrl-C here).
   std::function<void()> interrupt_check;
 };
@@ -28,8 +28,8 @@ struct HostGroupOptions {
 class SharedSegment {
  public:
   virtual ~SharedSegment() = default;
-  virtual std::byte* data() const = 0;                   ///< base address in this process; stable
-  virtual std::size_t size() const = 0;                  ///< bytes usable now
+  virtual std::byte* data() const = 0;   ///< base address in this process; stable
+  virtual std::size_t size() const = 0;  ///< bytes usable now
   /// Make at least `bytes` usable. Any rank, any time, idempotent; zero-filled. \throws CommError (no memory, with sizes).
   virtual void reserve(std::size_t bytes) = 0;
 };

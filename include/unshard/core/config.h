@@ -18,25 +18,25 @@ enum class Origin { default_value, file, argument, derived, model, environment, 
 enum class OffloadDevice { none, cpu, nvme };
 
 struct BatchConfig {
-  std::int64_t train_batch_size = 1;        ///< samples per update over all ranks
-  std::int64_t micro_batch_size = 1;        ///< samples per rank per forward; JSON train_micro_batch_size_per_gpu
-  std::int64_t accumulation_steps = 1;      ///< micro-batches per update; JSON gradient_accumulation_steps
-  bool micro_batch_assumed = false;         ///< none was given: 1 is used in the accounts, and one line says so
+  std::int64_t train_batch_size = 1;    ///< samples per update over all ranks
+  std::int64_t micro_batch_size = 1;    ///< samples per rank per forward; JSON train_micro_batch_size_per_gpu
+  std::int64_t accumulation_steps = 1;  ///< micro-batches per update; JSON gradient_accumulation_steps
+  bool micro_batch_assumed = false;     ///< none was given: 1 is used in the accounts, and one line says so
 };
 
 struct OptimizerConfig {
-  std::string type;                         ///< as written: "Adam", "AdamW", ..., or a class of torch.optim; empty: none
-  std::string params_json = "{}";           ///< JSON object of keyword arguments
+  std::string type;                ///< as written: "Adam", "AdamW", ..., or a class of torch.optim; empty: none
+  std::string params_json = "{}";  ///< JSON object of keyword arguments
 };
 
 struct SchedulerConfig {
-  std::string type;                         ///< "WarmupLR", ... or a torch class name; empty: none
+  std::string type;  ///< "WarmupLR", ... or a torch class name; empty: none
   std::string params_json = "{}";
 };
 
 struct Fp16Config {
   bool enabled = false, auto_cast = false, consecutive_hysteresis = false;
-  double loss_scale = 0;                    ///< 0: dynamic
+  double loss_scale = 0;  ///< 0: dynamic
   int initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
   double min_loss_scale = 1;
 };
@@ -48,7 +48,7 @@ struct Bf16Config {
 
 struct AutocastConfig {
   bool enabled = false;
-  std::optional<c10::ScalarType> dtype;     ///< null: torch's default for the device
+  std::optional<c10::ScalarType> dtype;  ///< null: torch's default for the device
 };
 
 struct OffloadConfig {
@@ -57,17 +57,17 @@ struct OffloadConfig {
 };
 
 struct ZeroConfig {
-  int stage = 0;                            ///< 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters are partitioned
+  int stage = 0;  ///< 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters are partitioned
   std::int64_t reduce_bucket_numel = 500'000'000;
   std::int64_t allgather_bucket_numel = 500'000'000;
   std::int64_t prefetch_bucket_numel = 50'000'000;
-  std::int64_t param_persistence_threshold = 100'000;   ///< elements; smaller parameters stay whole on every rank
-  std::int64_t model_persistence_threshold = INT64_MAX; ///< cap on the sum of persistent elements
-  std::int64_t max_live_parameters = 1'000'000'000;     ///< elements gathered at once (memory that isn't shared)
+  std::int64_t param_persistence_threshold = 100'000;    ///< elements; smaller parameters stay whole on every rank
+  std::int64_t model_persistence_threshold = INT64_MAX;  ///< cap on the sum of persistent elements
+  std::int64_t max_live_parameters = 1'000'000'000;      ///< elements gathered at once (memory that isn't shared)
   std::int64_t max_reuse_distance = 1'000'000'000;
   std::int64_t sub_group_size = 1'000'000'000;
   bool reduce_bucket_auto = false, prefetch_bucket_auto = false, persistence_threshold_auto = false;  ///< "auto": chosen from the model
-  bool overlap_comm = false;                ///< default true at stage 3
+  bool overlap_comm = false;                                                                          ///< default true at stage 3
   bool contiguous_gradients = true, reduce_scatter = true, allgather_partitions = true;
   bool gather_16bit_weights_on_model_save = false;
   OffloadConfig offload_optimizer, offload_param;
@@ -87,9 +87,9 @@ struct UnshardConfig {
 
 /// Facts about the world and the caller that resolution needs.
 struct ConfigContext {
-  int world_size = 1;                        ///< data-parallel world
-  bool deepspeed_defaults = false;           ///< the drop-in: gradient_clipping absent means 1.0
-  std::string source = "argument";           ///< shown as the origin: a file name, or "argument"
+  int world_size = 1;               ///< data-parallel world
+  bool deepspeed_defaults = false;  ///< the drop-in: gradient_clipping absent means 1.0
+  std::string source = "argument";  ///< shown as the origin: a file name, or "argument"
 };
 
 /// One line of the resolved table.
@@ -114,13 +114,13 @@ class Config {
   AutocastConfig autocast;
   ZeroConfig zero;
   UnshardConfig unshard;
-  double gradient_clipping = 0;              ///< max global 2-norm; 0: off
-  bool gradient_clipping_defaulted = false;  ///< true: the drop-in's 1.0 is in force and must be said in one line
-  std::optional<std::int64_t> steps_per_print;   ///< null: never
+  double gradient_clipping = 0;                 ///< max global 2-norm; 0: off
+  bool gradient_clipping_defaulted = false;     ///< true: the drop-in's 1.0 is in force and must be said in one line
+  std::optional<std::int64_t> steps_per_print;  ///< null: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false, dataloader_drop_last = false;
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
-  bool allreduce_mean = true;                ///< gradient_allreduce_op: mean | sum
+  bool allreduce_mean = true;  ///< gradient_allreduce_op: mean | sum
   bool managed_gradient_accumulation = true;
   std::optional<c10::ScalarType> communication_dtype, grad_accum_dtype, param_dtype, buffer_dtype;
 

@@ -1,6 +1,7 @@
 #pragma once
 // Errors. A caller's mistake is std::invalid_argument (Python ValueError), found before the first collective; the outside world fails
-// as one of the runtime errors below; a bug of ours trips UNSHARD_DCHECK. Messages say: [area.function] what came, what was wanted, the way out.
+// as one of the runtime errors below; a bug of ours trips UNSHARD_DCHECK. Messages say: [area.function] what came, what was wanted, the way
+// out.
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -34,13 +35,14 @@ std::string cat(Parts&&... parts) {
 /// throw std::invalid_argument(parts...) unless `ok`.
 template <class... Parts>
 void require(bool ok, Parts&&... parts) {
-  if (!ok) [[unlikely]] throw std::invalid_argument(cat(std::forward<Parts>(parts)...));
+  if (!ok) [[unlikely]]
+    throw std::invalid_argument(cat(std::forward<Parts>(parts)...));
 }
 
 }  // namespace unshard
 
-#define UNSHARD_DCHECK(cond, ...)                                                                                             \
-  do {                                                                                                                         \
-    if (!(cond)) [[unlikely]]                                                                                                  \
-      throw std::logic_error(::unshard::cat("[unshard bug] ", __FILE__, ":", __LINE__, " " #cond " ", ##__VA_ARGS__));         \
+#define UNSHARD_DCHECK(cond, ...)                                                                                      \
+  do {                                                                                                                 \
+    if (!(cond)) [[unlikely]]                                                                                          \
+      throw std::logic_error(::unshard::cat("[unshard bug] ", __FILE__, ":", __LINE__, " " #cond " ", ##__VA_ARGS__)); \
   } while (false)

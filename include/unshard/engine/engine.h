@@ -35,7 +35,7 @@ struct GradientTuning {
   std::int64_t bucket_numel = 1 << 20;
   /// Shared memory a rank sets aside for buckets on their way; less if the model needs less, at least two buckets.
   std::int64_t ring_bytes = 64 << 20;
-  std::function<void(int bucket)> before_reduce;   ///< called before each reduction: delays for tests; null: nothing
+  std::function<void(int bucket)> before_reduce;  ///< called before each reduction: delays for tests; null: nothing
 };
 
 struct EngineOptions {
@@ -47,7 +47,7 @@ struct EngineOptions {
   std::shared_ptr<ParameterStore> store;
   /// Called at agreed points to find parameters the module has now (new Parameter objects); null: not checked.
   std::function<NamedParameters()> source;
-  std::int64_t hidden_size = 0;      ///< for "auto" values; 0: estimated
+  std::int64_t hidden_size = 0;  ///< for "auto" values; 0: estimated
   GradientTuning gradients;
 };
 
@@ -84,14 +84,14 @@ class Engine {
   void zero_grad();
 
   bool is_gradient_accumulation_boundary() const;
-  void set_gradient_accumulation_boundary(std::optional<bool> value);   ///< override until reset by nullopt
+  void set_gradient_accumulation_boundary(std::optional<bool> value);  ///< override until reset by nullopt
   void set_accumulation_steps(std::int64_t steps);
-  void set_micro_batch_size(std::int64_t samples);                      ///< for the accounts (global_samples)
-  void set_no_sync(bool on);                                            ///< step() inside is an error
+  void set_micro_batch_size(std::int64_t samples);  ///< for the accounts (global_samples)
+  void set_no_sync(bool on);                        ///< step() inside is an error
 
   /// Collective: global norm of the accumulated mean gradient, unscaled, before clipping; valid between backward and step.
   double compute_grad_norm();
-  std::optional<double> last_grad_norm() const;       ///< of the last boundary; null before the first
+  std::optional<double> last_grad_norm() const;  ///< of the last boundary; null before the first
   bool was_step_applied() const;
   bool overflow() const;
   double loss_scale() const;
@@ -103,12 +103,12 @@ class Engine {
   ParameterStore& store() const;
   std::shared_ptr<ParameterStore> shared_store() const;
   Optimizer* optimizer() const;
-  std::vector<GroupOptions>& groups();                 ///< hyperparameters used by the next update
+  std::vector<GroupOptions>& groups();  ///< hyperparameters used by the next update
   LrSchedule* schedule() const;
 
   // Whole tensors, on every rank; collective; parameters by id in store().
   at::Tensor full_fp32_param(int id);
-  at::Tensor full_grad(int id);                        ///< mean over ranks, unscaled, fp32; undefined when no rank had one
+  at::Tensor full_grad(int id);  ///< mean over ranks, unscaled, fp32; undefined when no rank had one
   at::Tensor full_state(int id, const std::string& name);
   void set_full_fp32_param(int id, const at::Tensor& value);
   void set_full_grad(int id, const at::Tensor& value);
@@ -122,7 +122,7 @@ class Engine {
   void set_local_grad(int id, const at::Tensor& value);
   void set_local_state(int id, const std::string& name, const at::Tensor& value);
 
-  void enter_inference();                              ///< gather once; no collectives until leave_inference()
+  void enter_inference();  ///< gather once; no collectives until leave_inference()
   void leave_inference();
   /// Move optimizer state / masters / gradients to `device` between phases, and back.
   void offload_states(const std::vector<std::string>& include = {}, const std::string& device = "cpu");

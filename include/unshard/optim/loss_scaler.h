@@ -5,7 +5,7 @@
 namespace unshard {
 
 struct LossScalerOptions {
-  double static_scale = 0;        ///< > 0: never changes
+  double static_scale = 0;  ///< > 0: never changes
   int initial_scale_power = 16, window = 1000, hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_scale = 1;

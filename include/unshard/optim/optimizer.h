@@ -1,5 +1,7 @@
 #pragma once
 // What updates the parameters. The engine hands over flat pieces; an optimizer never communicates.
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,8 +10,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 namespace unshard {
 
@@ -22,11 +22,11 @@ struct GroupOptions {
 
 /// One parameter's piece on this rank: all tensors flat, same numel, contiguous.
 struct UpdateItem {
-  int parameter = -1;         ///< id in the store; key of the optimizer's state
+  int parameter = -1;  ///< id in the store; key of the optimizer's state
   int group = 0;
-  at::Tensor param;           ///< compute dtype, where it rests; written
-  at::Tensor master;          ///< fp32 master weights, or undefined when `param` is fp32 itself (or masters are off)
-  at::Tensor grad;            ///< accumulated gradient sum, fp32 (or grad_accum_dtype); read only
+  at::Tensor param;   ///< compute dtype, where it rests; written
+  at::Tensor master;  ///< fp32 master weights, or undefined when `param` is fp32 itself (or masters are off)
+  at::Tensor grad;    ///< accumulated gradient sum, fp32 (or grad_accum_dtype); read only
 };
 
 /// How gradients become what the formula sees: g = grad * scale. `scale` holds 1/(world * loss_scale) and the clip factor.
@@ -38,7 +38,7 @@ struct UpdateScale {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  virtual std::string type() const = 0;                                ///< "adamw", "sgd", ..., or the client's class
+  virtual std::string type() const = 0;  ///< "adamw", "sgd", ..., or the client's class
   /// Update every item once. Items of parameters that had no gradient on any rank are not in the list.
   virtual void step(const std::vector<UpdateItem>& items, const std::vector<GroupOptions>& groups, const UpdateScale& scale) = 0;
   /// Names of per-element states ("exp_avg", "exp_avg_sq"), in a fixed order.
@@ -60,7 +60,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& type, bool decouple
 
 /// Parse JSON keyword arguments ("lr", "betas", ...) of a known type. \throws ConfigError unknown key with the nearest right one.
 struct ParsedOptimizer {
-  std::string type;              ///< lower case, resolved: "adam" with adam_w_mode true is "adamw"
+  std::string type;  ///< lower case, resolved: "adam" with adam_w_mode true is "adamw"
   GroupOptions options;
 };
 ParsedOptimizer parse_optimizer(const std::string& type, const std::string& params_json);

@@ -24,7 +24,7 @@ struct StoreOptions {
   std::int64_t max_reuse_distance = 1'000'000'000;  ///< release at once what is used again only after this many elements
   std::int64_t prefetch_numel = 50'000'000;         ///< elements fetched ahead along the trace; 0: none
   std::int64_t allgather_bucket_numel = 500'000'000;
-  bool debug = false;                               ///< ranks that wrote different values to one parameter: an error, not a warning
+  bool debug = false;  ///< ranks that wrote different values to one parameter: an error, not a warning
 };
 
 /// What a store knows of one parameter.
@@ -34,17 +34,17 @@ struct ParameterInfo {
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype{};
   ShardLayout layout;
-  bool partitioned = false;    ///< false: whole on every rank (stages 0-2, persistent ones); it has no key and plain storage
+  bool partitioned = false;  ///< false: whole on every rank (stages 0-2, persistent ones); it has no key and plain storage
 };
 
 /// Counters; bytes are of full parameters in the compute dtype.
 struct ResidencyStats {
-  std::int64_t touches = 0;         ///< operators that received a partitioned parameter
-  std::int64_t gathers = 0;         ///< times bytes were brought in from other ranks (0 in shared memory)
-  std::int64_t prefetched = 0;      ///< of them started before their touch
-  std::int64_t live_bytes = 0;      ///< private whole copies held now: gathered or written-to (0 in shared memory when nothing was written)
-  std::int64_t peak_live_bytes = 0; ///< since reset_peak()
-  std::int64_t pinned = 0;          ///< parameters some operator or scope holds now
+  std::int64_t touches = 0;     ///< operators that received a partitioned parameter
+  std::int64_t gathers = 0;     ///< times bytes were brought in from other ranks (0 in shared memory)
+  std::int64_t prefetched = 0;  ///< of them started before their touch
+  std::int64_t live_bytes = 0;  ///< private whole copies held now: gathered or written-to (0 in shared memory when nothing was written)
+  std::int64_t peak_live_bytes = 0;  ///< since reset_peak()
+  std::int64_t pinned = 0;           ///< parameters some operator or scope holds now
 };
 
 /// Bytes at rest on this rank (shared memory: this rank's part).
@@ -62,7 +62,7 @@ class ParameterStore : public std::enable_shared_from_this<ParameterStore> {
  public:
   /// Collective. Installs the dispatcher handlers on first use in the process.
   static std::shared_ptr<ParameterStore> create(std::shared_ptr<Communicator> comm, const StoreOptions& options = {});
-  ~ParameterStore();   ///< as release_all(), without communication: values that can't be read locally stay an error by name
+  ~ParameterStore();  ///< as release_all(), without communication: values that can't be read locally stay an error by name
 
   /// Register `parameter` (dense; any strides that are non-overlapping and dense). With `partitioned` its storage is emptied, its bytes
   /// move to the resting place, and the out-of-core keys are set; shape, strides, dtype, version, requires_grad stay. Parameters with
@@ -72,13 +72,13 @@ class ParameterStore : public std::enable_shared_from_this<ParameterStore> {
   int add(const at::Tensor& parameter, const std::string& name, bool partitioned);
   /// Give names later than add (zero.Init knows only the path inside the module that was being built).
   void rename(int id, const std::string& name);
-  void set_options(const StoreOptions& options);   ///< as add: same on every rank
+  void set_options(const StoreOptions& options);  ///< as add: same on every rank
 
   /// id of the parameter whose storage this is (also for views and aliases), or -1.
   int find(const at::Tensor& tensor) const;
   int size() const;
   const ParameterInfo& info(int id) const;
-  const at::Tensor& parameter(int id) const;       ///< the user's tensor (same TensorImpl)
+  const at::Tensor& parameter(int id) const;  ///< the user's tensor (same TensorImpl)
 
   /// This rank's piece in the compute dtype, flat [layout.size(rank)], aliasing where it rests. Write it only between two agreed
   /// points (the optimizer's update). For parameters kept whole: the piece of the whole tensor.
@@ -126,14 +126,14 @@ class ParameterStore : public std::enable_shared_from_this<ParameterStore> {
   void reset_peak();
   StoreBytes bytes() const;
   Communicator& comm() const;
-  bool shares_memory() const;      ///< partitioned parameters rest in memory that all ranks map
+  bool shares_memory() const;  ///< partitioned parameters rest in memory that all ranks map
 
   /// Called on every rank-local touch with (id, phase-free name); used for phases and tests. Keep it cheap; null: none.
   void set_touch_observer(std::function<void(int)> observer);
 
  private:
   explicit ParameterStore(std::shared_ptr<Communicator> comm, const StoreOptions& options);
-  friend struct StoreAccess;       // src/zero internals
+  friend struct StoreAccess;  // src/zero internals
   struct State;
   std::unique_ptr<State> state_;
 };
