@@ -54,10 +54,10 @@ soak: build
 # clang-tidy looks at the sources that differ from LINT_BASE.
 LINT_BASE ?= HEAD~1
 CXX_FILES  = $(shell git ls-files '*.h' '*.cc')
-lint: setup
+lint: setup $(BUILD)/build.ninja
 	@command -v clang-format >/dev/null && command -v clang-tidy >/dev/null || { echo "make lint needs: apt-get install clang-format clang-tidy"; exit 1; }
 	clang-format --dry-run -Werror $(CXX_FILES)
-	$(VENV)/bin/ruff check python tests examples bench
+	$(VENV)/bin/ruff check python tests examples bench tools
 	@changed=$$(git diff --name-only --diff-filter=d $(LINT_BASE) -- 'src/*.cc' | grep -v '_test\.cc$$' || true); \
 	if [ -n "$$changed" ]; then echo "clang-tidy $$changed"; clang-tidy --quiet -p $(BUILD) $$changed; fi
 

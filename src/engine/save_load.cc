@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "agreement.h"
 #include "engine_state.h"
 #include "flat.h"
 #include "tensor_file.h"
@@ -113,8 +114,9 @@ void Engine::save(const std::string& directory, const std::string& client_state_
   s.require_alive("save");
   const at::NoGradGuard no_grad;
   s.comm->check_all_in(cat("save(", directory, ")"));
-  require(!s.pipeline->any_present() && s.micro_steps_since_boundary == 0,
-          "[engine.save] called in the middle of a gradient accumulation; save after the step() that ends it");
+  const bool unfinished = s.pipeline->any_present() || s.micro_steps_since_boundary != 0;   // perhaps on some ranks only
+  agree_no_error(*s.comm, unfinished ? "called in the middle of a gradient accumulation; save after the step() that ends it" : "",
+                 "engine.save");
   s.set_phase(Phase::collective, "save");
   s.refresh_masters(s.store->settle());
   for (int id = 0; id < s.store->size(); ++id) s.take_edits(id);

@@ -659,3 +659,24 @@ def test_27_a_save_on_one_rank_is_named():
     assert all(o.code not in (0, None) for o in outcomes), [o.code for o in outcomes]
     for o in outcomes:
         assert "save" in o.output and "step" in o.output and "rank" in o.output, o.output[-2000:]
+
+
+# ---- 29. optimizer numerics -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("adamw", [True, False])
+def test_29_cpu_adam_follows_torch_in_double(adamw):
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    g = torch.Generator().manual_seed(29)
+    for trial in range(36):
+        n, off = (int(x) for x in (torch.randint(1, 40001, (), generator=g), torch.randint(0, 5, (), generator=g)))
+        betas = [(0.9, 0.999), (0.8, 0.95), (0.5, 0.9)][trial % 3]
+        kw = {"lr": 1e-2, "betas": betas, "eps": [1e-8, 1e-3][trial % 2], "weight_decay": [0.0, 0.1][(trial // 2) % 2]}
+        start = torch.randn(n + off, generator=g)
+        ours, dense64 = nn.Parameter(start.clone()[off:]), nn.Parameter(start.double()[off:].clone())     # unaligned by `off` elements
+        a = DeepSpeedCPUAdam([ours], adamw_mode=adamw, **kw)
+        b = (torch.optim.AdamW if adamw else torch.optim.Adam)([dense64], **kw)
+        for _ in range(10):
+            grad = torch.randn(n, generator=g)
+            ours.grad, dense64.grad = grad, grad.double()
+            a.step()
+            b.step()
+        assert ((ours.double() - dense64).abs() <= 2e-6 * (1 + dense64.abs())).all(), (n, off, kw)
