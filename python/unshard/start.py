@@ -9,6 +9,8 @@ from unshard.core import ConfigError, _core
 from unshard.engine import Engine, make_source
 from unshard.optimizer import ClientOptimizer
 
+# A frozen parameter may be unfrozen later, unless it is of another dtype (quantised weights, tables of indices).
+_TRAINED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _RUNNING_STATISTICS = (torch.nn.modules.batchnorm._NormBase,)
 _numbers = itertools.count()        # engines are made, and destroyed together, in this order on every rank
 
@@ -138,7 +140,7 @@ def _groups(model, inner):
             if p not in names:
                 raise ValueError(f"[initialize] group {index} of the optimizer has a parameter of shape {list(p.shape)} that isn't the "
                                  "model's; build the optimizer from the parameters of the model that is passed")
-            if names[p] not in seen:
+            if names[p] not in seen and (p.requires_grad or p.dtype in _TRAINED_DTYPES):
                 members.append(names[p])
                 seen.add(names[p])
         groups.append((members, optim.group_options(group)))

@@ -28,7 +28,8 @@ def start(stage, model=None, **more):
 
 def loss_of(engine, rank, step):
     x, y = dense.batch(rank, step)
-    return (engine(x.to(next(engine.module.parameters()).dtype)).float() - y).pow(2).mean()
+    dtype = next(p.dtype for p in engine.module.parameters() if p.requires_grad)
+    return (engine(x.to(dtype)).float() - y).pow(2).mean()
 
 
 def train(engine, rank, steps):
@@ -142,3 +143,31 @@ def stale_autocast_graph(rank, world, stage):
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_engine_ends_while_a_graph_holds_casts_of_older_weights(stage):
     run_ranks(2, stale_autocast_graph, stage)
+
+
+class WithTable(Net):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(5), requires_grad=False)
+        self.wide = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
+
+
+def frozen_of_other_dtypes(rank, world, stage, client):
+    import deepspeed
+    model = WithTable()
+    config = dense.config(stage, optimizer={"type": "AdamW", "params": {"lr": 1e-2}})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2) if client else None
+    engine, handle, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config)
+    before = model.up.weight.detach().clone()
+    train(engine, rank, 2)
+    handle.load_state_dict(handle.state_dict())
+    train(engine, rank, 1)
+    assert torch.equal(model.table.detach(), torch.arange(5)) and model.wide.dtype == torch.float64
+    assert not torch.equal(model.up.weight.detach(), before)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("client", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_group_may_hold_frozen_parameters_of_any_dtype(stage, client):
+    run_ranks(2, frozen_of_other_dtypes, stage, client)
