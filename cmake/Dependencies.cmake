@@ -45,4 +45,7 @@ add_library(unshard_torch INTERFACE)
 foreach(lib c10 torch_cpu torch)
   target_link_libraries(unshard_torch INTERFACE $<BUILD_INTERFACE:${UNSHARD_TORCH_LIB_DIR}/lib${lib}.so>)
 endforeach()
-target_link_options(unshard_torch INTERFACE "LINKER:-rpath,${UNSHARD_TORCH_LIB_DIR}" "LINKER:--no-as-needed")
+target_link_options(unshard_torch INTERFACE "LINKER:--no-as-needed")
+if(NOT SKBUILD)      # a wheel finds torch beside itself; see Python.cmake
+  target_link_options(unshard_torch INTERFACE "LINKER:-rpath,${UNSHARD_TORCH_LIB_DIR}")
+endif()
