@@ -40,6 +40,7 @@ def training(peers, failures, rounds, steps, batch, dtypes, only=None):
                         f"loss {one['losses'][-1]:.4f}")
         result[dtype] = {mode: summary(of_mode) for mode, of_mode in runs.items() if of_mode}
         compare_losses(result[dtype], dtype, failures)
+        refuse_noise(result[dtype], dtype, failures)
     return result
 
 
@@ -57,6 +58,15 @@ def compare_losses(modes, dtype, failures):
             row["worst_loss_difference"] = worst
             if worst > LOSS_TOLERANCE[dtype]:
                 failures.append(f"{dtype} {mode}: its losses differ from DDP's by up to {worst:.2g} (allowed {LOSS_TOLERANCE[dtype]:g})")
+
+
+def refuse_noise(modes, dtype, failures):
+    """Nothing that talks is faster than compute alone by more than a few per cent; where it seems so, the machine did something else."""
+    solo = modes.get("solo")
+    for mode, row in modes.items():
+        if solo and row["step_ms"] < 0.95 * solo["step_ms"]:
+            failures.append(f"{dtype} {mode}: {row['step_ms']:.0f} ms a step is faster than compute only ({solo['step_ms']:.0f} ms): "
+                            "the machine was busy, its ratios say nothing; run again")
 
 
 def update(peers, failures, millions, rounds):
