@@ -152,8 +152,8 @@ class Lion(FusedOptimizer):
 
     kind = "lion"
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0, maximize=False):
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "maximize": maximize})
 
 
 def _refuse(optimizer, **switches):

@@ -1,6 +1,7 @@
 // How communicators come about.
 #include "unshard/comm/communicator.h"
 
+#include <ATen/ops/zeros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -126,12 +127,30 @@ std::shared_ptr<Communicator> init_process_group(const CommOptions& options, con
   }
 }
 
+namespace {
+
+// A rank that died since the group was made is noticed here, by its closed connection; its keys in the store would be waited for in vain.
+void meet(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  if (std::none_of(devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); })) return;
+  std::vector<at::Tensor> token{at::zeros({1}, at::kFloat)};
+  try {
+    group.allreduce(token)->wait();
+  } catch (const std::exception& error) {  // Gloo's own type is not torch's
+    throw CommError(cat("[comm.make_communicator] rank ", group.getRank(), " of ", group.getSize(),
+                        ": a peer left or died while starting: ", comm::first_line(error.what())));
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Store> store,
                                                 const CommOptions& options) {
   require(group && store, "[comm.make_communicator] a null ", group ? "store" : "group");
   const int rank = group->getRank(), size = group->getSize();
   if (size == 1) return single_process_communicator(options);
   try {
+    meet(*group);
     return assemble(rank, size, std::move(store), std::move(group), options);
   } catch (const c10::Error& error) {
     throw CommError(cat("[comm.make_communicator] rank ", rank, " of ", size, ": ", comm::first_line(error.what())));

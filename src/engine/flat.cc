@@ -68,7 +68,12 @@ void fill_zero(const at::Tensor& tensor) {
 void copy(const at::Tensor& destination, const at::Tensor& source, double scale) {
   UNSHARD_DCHECK(destination.numel() == source.numel(), destination.numel(), " <- ", source.numel());
   if (destination.numel() == 0) return;
-  if (destination.device().is_cpu() && source.device().is_cpu()) {
+  // Frozen parameters may be of any type; the passes know the floating-point ones that are trained.
+  const auto known = [](const at::Tensor& t) {
+    const auto dtype = t.scalar_type();
+    return t.device().is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  };
+  if (known(destination) && known(source)) {
     kernels::copy(source.numel(), array(destination), array(source), scale);
   } else {
     destination.copy_(scale == 1 ? source : source.mul(scale));
