@@ -103,6 +103,14 @@ def _child(file, name, result, args):
     value = getattr(module, name)(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *json.loads(args))
     pathlib.Path(result + ".part").write_text(json.dumps(value))
     os.replace(result + ".part", result)
+    _leave_together()
+
+
+def _leave_together():
+    """A rank that ends while others still read its shards one-sided would be a death to them."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.barrier()
 
 
 if __name__ == "__main__":
