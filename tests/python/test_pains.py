@@ -357,8 +357,7 @@ def bf16_accumulates_in_fp32(rank, world, stage):
     x = torch.full((8,), 1.0, dtype=torch.bfloat16)
     for i in range(257):
         engine.set_gradient_accumulation_boundary(False)
-        (engine(x) * (1.0 if i == 0 else 2.0**-10)).backward() if False else engine.backward(
-            engine(x).float() * (1.0 if i == 0 else 2.0**-10), scale_wrt_gas=False)
+        engine.backward(engine(x).float() * (1.0 if i == 0 else 2.0**-10), scale_wrt_gas=False)
     grad = unshard.safe_get_full_grad(model.w)
     assert torch.allclose(grad, torch.full((8,), 1.0 + 256 * 2.0**-10), atol=1e-4), grad
     assert model.inv_freq.dtype == torch.float32 and model.w.dtype == torch.bfloat16
