@@ -1,6 +1,7 @@
 """torch.distributed for the engine: started when needed, and the engine's Communicator over its default group."""
 import atexit
 import datetime
+import functools
 import itertools
 import os
 import sys
@@ -83,13 +84,17 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         raise CommError(f"[distributed] rank {rank} of {world_size} can't meet the others at "
                         f"{init_method or os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', distributed_port)}: "
                         f"{str(error).splitlines()[0]}") from error
-    if "nccl" not in str(backend):
-        atexit.register(_leave)
+    _leave_at_exit()
+
+
+@functools.cache
+def _leave_at_exit():
+    atexit.register(_leave)
 
 
 def _leave():
     """At exit; see owners.close()."""
-    if dist.is_initialized() and not hasattr(sys, "last_value"):
+    if dist.is_initialized() and dist.get_backend() == "gloo" and not hasattr(sys, "last_value"):
         from unshard import owners
         owners.close()
         dist.destroy_process_group()
@@ -108,6 +113,7 @@ def make_communicator(settings=None):
     """The engine's Communicator over torch.distributed's default group; collective. `settings`: Config.unshard."""
     settings = _core.Config.from_json("{}").unshard if settings is None else settings
     number = next(_numbers)
+    _leave_at_exit()
     if dist.get_world_size() == 1:
         return _core.single_process_communicator(settings.timeout_s)
     from torch.distributed import distributed_c10d

@@ -30,7 +30,6 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         self.global_rank = self._store.rank
         self.world_size = self.dp_world_size = self._store.world_size
         self.mp_world_size = 1
-        self.data_parallel_group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
         self.mpu = self.monitor = self.timers = self.data_iterator = None
         self.client_optimizer = client_optimizer
         self.optimizer = self.basic_optimizer = None
@@ -58,6 +57,11 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
                 self._names[parameter] = name
                 self._ids[name] = by_name[name]
                 owners.record(parameter, self._store, by_name[name], self)
+
+    @property
+    def data_parallel_group(self):
+        """torch.distributed's group of all ranks, or None without one. Not kept here: destroy_process_group() must end it."""
+        return torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
 
     def __getattr__(self, name):
         try:

@@ -1,6 +1,7 @@
 // How communicators come about.
 #include "unshard/comm/communicator.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/zeros.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <exception>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -67,10 +69,18 @@ c10::intrusive_ptr<c10d::Store> own_keys(const c10::intrusive_ptr<c10d::Store>& 
   return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", generation), store);
 }
 
+/// Where all tensors are the CPU's, a Gloo group of torch's is let go: the engine's messages get connections of their own, so that they never
+/// mix with the program's collectives, and the program's destroy_process_group() really ends the group and its threads.
+bool is_plain_gloo(c10d::ProcessGroup& group) {
+  if (at::accelerator::deviceCount() > 0) return false;
+  return group.hasBackendForDeviceType(c10::DeviceType::CPU) && group.getBackend(c10::DeviceType::CPU)->getBackendName() == "gloo";
+}
+
 /// `group` may be null: then Gloo is set up unless shared memory serves.
 std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store,
                                        c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options) {
   store = own_keys(store, rank);
+  if (group && is_plain_gloo(*group)) group = nullptr;
   comm::StoreExchange exchange(store, "init", rank, size, {options.timeout, options.interrupt_check});
   const auto cards = exchange_cards(exchange, options);
   CommunicatorImpl::Parts parts;

@@ -90,7 +90,8 @@ class Communicator {
 /// \throws std::invalid_argument naming a missing or malformed variable. \throws CommError address or port can't be used.
 std::shared_ptr<Communicator> init_process_group(const CommOptions& options = {}, const std::string& backend = {});
 
-/// Over a group that exists (Python's torch.distributed). `store`: any store all its ranks reach. Collective.
+/// Over a group that exists (Python's torch.distributed). `store`: any store all its ranks reach. Collective. A group with no backend but
+/// Gloo on the CPU says who takes part and is let go; the messages get connections of their own.
 std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Store> store,
                                                 const CommOptions& options = {});
 
