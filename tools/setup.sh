@@ -31,6 +31,19 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
 fi
 
+# What only tests of several hosts need (they are skipped without, and say so): never a reason to stop.
+missing=()
+[ "${UNSHARD_NO_OPTIONAL_PACKAGES:-}" ] || [ "$(id -u)" != 0 ] || {
+  need openssh-server test -x /usr/sbin/sshd
+  need openssh-client command -v ssh
+  need iproute2 command -v ip
+}
+if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
+  echo "installing, for tests of several hosts: ${missing[*]}"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null ||
+    echo "that failed: those tests will be skipped" >&2
+fi
+
 wanted=$(cksum < "$here/requirements.txt")
 if [ "$(cat "$venv/.installed" 2>/dev/null)" != "$wanted" ]; then
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"

@@ -45,17 +45,19 @@ def rank_env(rank, world, port, extra=None):
     return env
 
 
-def run_ranks(world, function, *args, limit=90, env=None, expect_failure=False):
-    """Values of all ranks, in rank order (or Outcomes with `expect_failure`)."""
+def run_ranks(world, function, *args, limit=90, env=None, expect_failure=False, start=None):
+    """Values of all ranks, in rank order (or Outcomes with `expect_failure`). `start(rank, command, **options)` starts a rank elsewhere
+    (hosts.py) and gives it its environment; its process must lead its own session."""
     file = function.__code__.co_filename
     with tempfile.TemporaryDirectory(prefix="unshard_test_") as folder:
-        work, port, procs, start = pathlib.Path(folder), free_port(), [], time.monotonic()
+        work, port, procs, begin = pathlib.Path(folder), free_port(), [], time.monotonic()
+        start = start or (lambda rank, command, **options: subprocess.Popen(command, env=rank_env(rank, world, port, env),
+                                                                            start_new_session=True, **options))
         for rank in range(world):
             with open(work / f"{rank}.log", "wb") as log:
                 command = [sys.executable, __file__, file, function.__name__, str(work / f"{rank}.json"), json.dumps(args)]
-                procs.append(subprocess.Popen(command, cwd=work, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                              env=rank_env(rank, world, port, env), start_new_session=True))
-        ended = _wait(procs, start, limit, patient=expect_failure)
+                procs.append(start(rank, command, cwd=work, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+        ended = _wait(procs, begin, limit, patient=expect_failure)
         outcomes = [Outcome(r, code, _value(work / f"{r}.json"), (work / f"{r}.log").read_text(errors="replace"), seconds)
                     for r, (code, seconds) in enumerate(ended)]
     if expect_failure:
