@@ -1,4 +1,5 @@
-"""The command `unshard`: `unshard run` starts ranks, `unshard config show` prints a resolved configuration."""
+"""The command `unshard`: `run` starts ranks, `bench comm` measures between them, `report` describes this machine, `config show` prints a
+resolved configuration."""
 import argparse
 import sys
 
@@ -8,9 +9,18 @@ def main(argv=None):
     if argv[:1] == ["run"]:
         from unshard.launcher import main as run
         return run(argv[1:])
+    if argv[:2] == ["bench", "comm"]:
+        from unshard.bench_comm import main as bench_comm
+        return bench_comm(argv[2:])
+    if argv[:1] == ["report"]:
+        from unshard.report import main as report
+        return report(argv[1:])
     parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("run", help="start the ranks of a training script", add_help=False)
+    bench = commands.add_parser("bench", help="measure: `unshard bench comm`").add_subparsers(dest="action", required=True)
+    bench.add_parser("comm", help="speed and correctness of the collectives between ranks", add_help=False)
+    commands.add_parser("report", help="versions, processor, links, and what is wrong with them", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")
     show.add_argument("file", help="a DeepSpeed JSON")
