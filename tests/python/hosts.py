@@ -24,6 +24,7 @@ import ranks
 
 LINK = "eth0"
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+UNSHARE = ["unshare", "--net", "--uts", "--mount"]
 SSHD = "/usr/sbin/sshd"
 PR_SET_PDEATHSIG = 1
 
@@ -37,7 +38,7 @@ def missing(ssh=True):
             return f"there is no {tool} (Debian's package {package})"
     if ssh and (not os.path.exists(SSHD) or shutil.which("ssh") is None):
         return "there is no sshd or no ssh (Debian's packages openssh-server, openssh-client)"
-    tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", "ip link add x type bridge"], capture_output=True, text=True)
+    tried = subprocess.run([*UNSHARE, "sh", "-c", "ip link add x type bridge"], capture_output=True, text=True)
     return None if tried.returncode == 0 else "namespaces or links aren't permitted: " + (tried.stderr.strip().splitlines() or ["?"])[-1]
 
 
@@ -150,7 +151,8 @@ class Hosts:
 
         def start(rank, command, **options):
             host, local = places[rank]
-            own = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(per_host[host]), "MASTER_ADDR": self.address(0), "GLOO_SOCKET_IFNAME": LINK}
+            own = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(per_host[host]), "MASTER_ADDR": self.address(0),
+                   "GLOO_SOCKET_IFNAME": LINK}
             return self.popen(host, command, env=ranks.rank_env(rank, len(places), self._port, {**own, **(env or {})}), **options)
 
         return ranks.run_ranks(len(places), function, *args, limit=limit, expect_failure=expect_failure, start=start)
@@ -159,9 +161,12 @@ class Hosts:
 
     def _hold(self, name):
         """A process that keeps a set of namespaces, and ends when this process does."""
-        script = 'hostname "$1" && ip link set lo up && for f in "$2"/etc/*; do mount --bind "$f" "/etc/${f##*/}" || exit; done; echo up; exec cat'
-        holder = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "sh", "-c", script, "sh", name, str(self._folder)],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        script = """hostname "$1" && ip link set lo up || exit
+                    for file in "$2"/etc/*; do mount --bind "$file" "/etc/${file##*/}" || exit; done
+                    echo up
+                    exec cat"""
+        holder = subprocess.Popen([*UNSHARE, "sh", "-c", script, "sh", name, str(self._folder)], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, start_new_session=True)
         if holder.stdout.readline() != b"up\n":
             holder.wait()
             raise RuntimeError(f"the namespaces of {name} can't be made")
@@ -221,7 +226,7 @@ class Hosts:
         shutil.copy(ssh / "client_key.pub", ssh / "authorized_keys")
         known = ",".join(self.names + [self.address(i) for i in range(self.count)])
         (ssh / "ssh_known_hosts").write_text(f"{known} {(ssh / 'host_key.pub').read_text()}")
-        (ssh / "ssh_config").write_text("IdentityFile /etc/ssh/client_key\nIdentitiesOnly yes\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n")
+        (ssh / "ssh_config").write_text("IdentityFile /etc/ssh/client_key\nIdentitiesOnly yes\nUserKnownHostsFile /dev/null\n")
         (ssh / "sshd_config").write_text("HostKey /etc/ssh/host_key\nAuthorizedKeysFile /etc/ssh/authorized_keys\nStrictModes no\n"
                                          "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nPidFile none\nUseDNS no\n"
                                          "MaxStartups 100\nListenAddress 0.0.0.0\n")

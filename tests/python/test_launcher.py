@@ -16,7 +16,10 @@ from unshard.launcher.env_file import parse_env_lines
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.hosts import parse_filter, read_hostfile, select
 from unshard.launcher.options import build_parser
-from unshard.launcher.plan import choose_port, make_plan
+from unshard.launcher.plan import make_plan
+from unshard.launcher.node_plan import make_node_plan
+from unshard.launcher.ports import choose_port
+from unshard.launcher.report import Printer, ranges
 
 PYTHON_DIR = str(pathlib.Path(__file__).resolve().parents[2] / "python")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR",
@@ -60,7 +63,10 @@ def script(folder, text, name="train.py"):
 
 
 def plan_of(*arguments, devices=0):
-    return make_plan(build_parser("test").parse_args(arguments), lambda: devices)
+    """What this machine's ranks would get."""
+    plan = make_plan(build_parser("test").parse_args(arguments), lambda: devices)
+    assert plan.way == "here"
+    return make_node_plan(plan.order(0, "test"), lambda: devices)
 
 
 WRITE_WHAT_I_GOT = """
@@ -120,7 +126,7 @@ def test_a_compiled_program_needs_no_flag(here):
     (here / "program").symlink_to(shutil.which("env"))
     done = launch("--nproc=2", "--no_local_rank", "program")
     assert done.returncode == 0, done.stderr
-    assert {"RANK=0", "RANK=1", "WORLD_SIZE=2"} <= set(done.stdout.splitlines())
+    assert {f"[rank {rank}] {line}" for rank in range(2) for line in (f"RANK={rank}", "WORLD_SIZE=2")} <= set(done.stdout.splitlines())
 
 
 def test_env_file_with_comments_and_blank_lines(here):
@@ -290,6 +296,49 @@ def alive(pid):
 
 # ---- output
 
+def test_lines_carry_their_rank(here):
+    name = script(here, """
+        import os, sys
+        print("out of", os.environ["RANK"])
+        print("err of", os.environ["RANK"], file=sys.stderr)
+        sys.stdout.write("no end")
+    """)
+    done = launch("--num_gpus=2", name)
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] no end", "[rank 0] out of 0", "[rank 1] no end", "[rank 1] out of 1"]
+    assert sorted(done.stderr.splitlines()) == ["[rank 0] err of 0", "[rank 1] err of 1"]
+    assert sorted(launch("--num_gpus=2", "--no_rank_prefix", "--no_python", "echo", "x").stdout.splitlines()) == ["--local_rank=0 x",
+                                                                                                                "--local_rank=1 x"]
+
+
+def test_printer_keeps_lines_whole(capfd):
+    printer = Printer(True)
+    printer.write(0, 1, b"first ha")
+    printer.write(1, 1, b"whole\n")
+    printer.write(0, 1, b"lf\nsecond")
+    printer.flush()
+    printer.write(0, 1, b" part\n10%\r20%")
+    printer.close()
+    assert capfd.readouterr().out.split("\n") == ["[rank 1] whole", "[rank 0] first half", "[rank 0] second part",
+                                                  "[rank 0] 10%\r[rank 0] 20%", ""]
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7, 8"
+
+
+def test_restarts(here):
+    name = script(here, """
+        import os, sys
+        count = int(os.environ["UNSHARD_RESTART_COUNT"])
+        assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(count)
+        with open(f"attempt{count}-{os.environ['RANK']}", "w"):
+            pass
+        sys.exit(0 if count == 2 else 3)
+    """)
+    done = launch("--num_gpus=2", "--max-restarts=2", name)
+    assert done.returncode == 0, done.stderr
+    assert {path.name[:8] for path in here.glob("attempt*-*")} == {"attempt0", "attempt1", "attempt2"}
+    assert "restart 2 of 2" in done.stderr
+    assert launch("--max-restarts=1", name).returncode == 3
+
+
 def test_a_log_for_each_rank(here):
     name = script(here, """
         import os, sys
@@ -375,18 +424,18 @@ def test_hostfile(here):
             plan_of("--hostfile", str(path), "--num_nodes=2", "train.py")
 
 
-def test_several_hosts_are_refused_in_one_line(here):
-    (here / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
-    done = launch("--hostfile=hosts", script(here, ""))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "several hosts are not built yet" in done.stderr and "worker-2" in done.stderr
-    assert plan_refusal("--num_nodes=2", "train.py").startswith("several hosts are not built yet")
-
-
-def plan_refusal(*arguments):
-    with pytest.raises(LaunchError) as caught:
-        plan_of(*arguments)
-    return str(caught.value)
+def test_contradictions_are_refused(here):
+    script(here, "")
+    for wrong, why in (("--num_nodes=2", "--num_nodes=2 needs a hostfile"),
+                       ("--node_rank=1", "give --no_ssh too"),
+                       ("--no_ssh --num_nodes=2", "needs --node_rank"),
+                       ("--no_ssh --node_rank=0", "needs a hostfile or --num_nodes"),
+                       ("--no_ssh --num_nodes=2 --node_rank=1", "needs --master_addr"),
+                       ("--no_ssh --launcher=pdsh", "can't be used together"),
+                       ("--no_python --module", "can't be used together"),
+                       ("--max-restarts=-1", "0 or more")):
+        with pytest.raises(LaunchError, match=why):
+            plan_of(*wrong.split(), "train.py")
 
 
 def test_ports(here):

@@ -1,81 +1,101 @@
-"""Carries a plan out with torchrun's agent."""
+"""Carries out this machine's part of a plan with torchrun's agent."""
 import contextlib
 import dataclasses
+import datetime
 import json
 import logging
 import os
 import signal
 import sys
-import time
-import uuid
 
 from unshard.launcher import orphans
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.watch import Watch, write_all
 
 CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
-TAIL_LINES = 30
+MEETING_S = 900          # until all hosts have reached the store
 
 
-def launch(plan, say, log_level="info"):
-    """Start the ranks, wait for them, end them all. Returns the exit code: 0, or the first failing rank's (128 + N for signal N)."""
+@dataclasses.dataclass
+class Ended:
+    codes: dict              # {rank of the job: exit status, -N for signal N}, of ranks that failed
+    signal: int | None       # that ended the launch from outside
+    store: object            # hold_store's
+
+
+def launch(plan, sink):
+    """Start this host's ranks, wait for them, end them all. The sink hears of them meanwhile (see watch.Watch)."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    quieten_agent(log_level)
+    quieten_agent(plan.log_level)
     if plan.log_dir:
         os.makedirs(plan.log_dir, exist_ok=True)
     before = orphans.adopt()
-    watch = Watch(plan.ranks)
-    begin = time.monotonic()
-    failures, interrupted = {}, None
+    watch = Watch(plan, sink)
+    codes, interrupted, store = {}, None, None
     try:
         with handed_over(plan, watch) as path:
             watch.start()
+            store = hold_store(plan)
             elastic_launch(launch_config(plan, watch), sys.executable)("-I", "-S", CHILD, path)
     except ChildFailedError as error:
-        failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
     except SignalException as error:
         interrupted = int(error.sigval)
     except KeyboardInterrupt:                    # before the agent had its handlers in place
         interrupted = int(signal.SIGINT)
     except RuntimeError as error:                # the store: the port was taken meanwhile, the address is not ours, ...
-        reason = str(error).splitlines()[0]
-        raise LaunchError(f"can't listen on {plan.master_addr}:{plan.master_port}: {reason}") from None
+        what = "listen on" if plan.node_rank == 0 else "reach rank 0's store at"
+        raise LaunchError(f"can't {what} {plan.master_addr}:{plan.master_port}: {str(error).splitlines()[0]}") from None
     finally:
         orphans.end_all_but(before)
         watch.stop()
-    if interrupted:
-        say(f"{signal.Signals(interrupted).name}: all ranks were ended")
-        return 128 + interrupted
-    if not failures:
-        return 0
-    return report_failure(plan, watch, failures, begin)
+    return Ended(codes, interrupted, store)
+
+
+def hold_store(plan):
+    """With several hosts the store must outlive the first host's agent, until the last rank anywhere has ended: keep what this returns.
+
+    The agent's own store shares this one's server, as torch does for two in one process on one port.
+    """
+    if plan.nodes == 1 or plan.node_rank != 0:
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore(plan.master_addr, plan.master_port, None, True, datetime.timedelta(seconds=MEETING_S), wait_for_workers=False,
+                    multi_tenant=True)
 
 
 def launch_config(plan, watch):
     from torch.distributed.launcher.api import LaunchConfig
 
-    options = dict(min_nodes=1, max_nodes=1, nproc_per_node=plan.ranks, run_id=uuid.uuid4().hex, role="rank", max_restarts=0,
-                   rdzv_backend="static", rdzv_endpoint=f"{plan.master_addr}:{plan.master_port}", rdzv_configs={"rank": 0, "timeout": 900},
-                   logs_specs=stderr_through_pipes(watch), monitor_interval=0.1)
+    options = dict(min_nodes=plan.nodes, max_nodes=plan.nodes, nproc_per_node=plan.ranks, run_id=plan.run_id, role="rank", max_restarts=0,
+                   rdzv_backend="static", rdzv_endpoint=endpoint(plan.master_addr, plan.master_port),
+                   rdzv_configs={"rank": plan.node_rank, "timeout": MEETING_S}, logs_specs=through_pipes(watch), monitor_interval=0.1)
     if "shutdown_timeout" in {field.name for field in dataclasses.fields(LaunchConfig)}:     # younger torch
         options["shutdown_timeout"] = 4
     return LaunchConfig(**options)
 
 
-def stderr_through_pipes(watch):
+def endpoint(address, port):
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def through_pipes(watch):
     from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
     class ThroughPipes(LogsSpecs):
-        """Standard output stays the terminal's (progress bars work); standard error goes to the watch."""
+        """What the watch has a pipe for goes there, the rest to the terminal."""
 
         def reify(self, envs):
             for env in envs.values():
                 env["TORCHELASTIC_ERROR_FILE"] = ""
-            paths = {rank: f"/proc/self/fd/{write}" for rank, (_, write) in enumerate(watch.stderr_pipes)}
-            return LogsDest(stdouts=dict.fromkeys(envs, ""), stderrs=paths, error_files=dict.fromkeys(envs, os.devnull))
+            paths = {1: dict.fromkeys(envs, ""), 2: dict.fromkeys(envs, "")}
+            for (rank, stream), (_, write) in watch.pipes.items():
+                paths[stream][rank] = f"/proc/self/fd/{write}"
+            return LogsDest(stdouts=paths[1], stderrs=paths[2], error_files=dict.fromkeys(envs, os.devnull))
 
         @property
         def root_log_dir(self):
@@ -87,8 +107,8 @@ def stderr_through_pipes(watch):
 @contextlib.contextmanager
 def handed_over(plan, watch):
     """The path under which a child can read what it is to become."""
-    content = {"launcher": os.getpid(), "argv": [plan.argv(rank) for rank in range(plan.ranks)], "environment": plan.environment,
-               "cores": plan.cores, "log_dir": os.path.abspath(plan.log_dir) if plan.log_dir else "",
+    content = {"launcher": os.getpid(), "argv": [plan.argv(local) for local in range(plan.ranks)], "environment": plan.environment,
+               "cores": plan.cores, "log_dir": os.path.abspath(plan.log_dir) if plan.log_dir else "", "first_rank": plan.first_rank,
                "started": f"/proc/{os.getpid()}/fd/{watch.started_write}"}
     fd = os.memfd_create("unshard-launch-plan", os.MFD_CLOEXEC)
     try:
@@ -105,28 +125,3 @@ def quieten_agent(log_level):
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch.distributed.elastic") and isinstance(logger, logging.Logger):
             logger.setLevel(logging.CRITICAL)
-
-
-def report_failure(plan, watch, failures, begin):
-    rank, status, at = watch.first or (min(failures), None, time.monotonic())
-    status = failures.get(rank) if status is None else status
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with exit code {status}"
-    others = [other for other in range(plan.ranks) if other != rank]
-    also = f", before any other; ended: rank {', '.join(map(str, others))}" if others else ""
-    lines = [f"rank {rank} {how} after {at - begin:.1f} s{also}"]
-    tail = log_tail(plan, rank) if plan.log_dir else watch.tail(rank, TAIL_LINES)
-    if tail and (others or plan.log_dir):
-        lines += [f"the last that rank {rank} said:"] + [f"  | {line}" for line in tail]
-    write_all(2, "".join(f"[unshard run] {line}\n" for line in lines).encode())
-    for other, text in watch.held().items():
-        write_all(2, f"[unshard run] rank {other} said after that:\n".encode() + text)
-    return status if status >= 0 else 128 - status
-
-
-def log_tail(plan, rank):
-    path = os.path.join(plan.log_dir, f"rank{rank}.log")
-    try:
-        with open(path, errors="replace", encoding="utf-8") as file:
-            return [line for line in file.read()[-(64 << 10):].splitlines() if line.strip()][-TAIL_LINES:]
-    except OSError:
-        return []

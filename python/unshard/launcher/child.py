@@ -25,7 +25,8 @@ def main():
     die_with(plan["launcher"])
     rank = int(os.environ["LOCAL_RANK"])
     if plan["log_dir"]:
-        log = os.open(os.path.join(plan["log_dir"], f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        path = os.path.join(plan["log_dir"], f"rank{plan['first_rank'] + rank}.log")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
     if plan["cores"]:

@@ -4,39 +4,66 @@ import os
 import sys
 import tempfile
 
+from unshard.launcher.devices import device_count
 from unshard.launcher.errors import LaunchError
-from unshard.launcher.options import build_parser
+from unshard.launcher.options import TOOLS, build_parser
 from unshard.launcher.plan import make_plan
 
 
-def device_count():
-    """GPUs that this process may use."""
-    import torch
+class Voice:
+    """The launcher's own lines."""
 
-    return torch.cuda.device_count()
+    def __init__(self, options, prog):
+        self.prog = prog
+        self._talks = not options.quiet and options.log_level in ("debug", "info")
+        self._warns = not options.quiet and options.log_level not in ("error", "critical")
+
+    def say(self, text):
+        if self._talks:
+            print(f"[unshard run] {text}", file=sys.stderr, flush=True)
+
+    def warn(self, text):
+        if self._warns:
+            print(f"[unshard run] warning: {text}", file=sys.stderr, flush=True)
+
+    def error(self, text):
+        print(f"{self.prog}: error: {text}", file=sys.stderr, flush=True)
 
 
 def run_command(argv, prog):
     options = build_parser(prog).parse_args(argv)
-
-    def say(text):
-        if not options.quiet and options.log_level in ("debug", "info"):
-            print(f"[unshard run] {text}", file=sys.stderr, flush=True)
-
+    voice = Voice(options, prog)
     try:
         plan = make_plan(options, device_count)
-        if options.dry_run:
-            print(plan.describe())
-            return 0
         for note in plan.notes:
-            say(note)
-        from unshard.launcher.agent import launch
+            voice.say(note)
+        if options.dry_run:
+            from unshard.launcher.describe import describe
 
-        with saved_pid() if options.save_pid else contextlib.nullcontext():
-            return launch(plan, say, options.log_level)
+            print(describe(plan, options, device_count))
+            return 0
     except LaunchError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        voice.error(error)
         return 2
+    return carry_out(plan, options, device_count, prog)
+
+
+def carry_out(plan, options, device_count, prog):
+    voice = Voice(options, prog)
+    try:
+        with saved_pid() if options.save_pid else contextlib.nullcontext():
+            if plan.way in TOOLS:
+                from unshard.launcher.tools import run_tool
+
+                return run_tool(plan, options, voice)
+            from unshard.launcher.job import run
+
+            return run(plan, options, voice, device_count)
+    except LaunchError as error:
+        voice.error(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 @contextlib.contextmanager

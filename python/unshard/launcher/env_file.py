@@ -28,3 +28,11 @@ def parse_env_lines(lines, path):
             raise LaunchError(f"{path}:{number}: '{line}' is not of the form KEY=VALUE")
         found[key.strip()] = value
     return found
+
+
+# Of the launcher's own environment, what ranks on other hosts get too: DeepSpeed's list, and what else steers the ranks' talking.
+EXPORTED = ("PYTHON", "MLFLOW", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH", "GLOO_", "TORCH_", "UNSHARD_", "OMP_")
+
+
+def exported():
+    return {key: value for key, value in os.environ.items() if key.startswith(EXPORTED)}

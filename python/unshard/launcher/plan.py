@@ -1,86 +1,129 @@
-"""From the options to a plan: how many ranks, on which devices, with which address, environment and command."""
+"""From the options to a plan of the whole job: which hosts, how many ranks on each, and what they run."""
+import concurrent.futures
 import dataclasses
 import os
-import shlex
-import shutil
-import socket
-import sys
 
-from unshard.launcher.cores import parse_core_list, share_out, usable_cores
-from unshard.launcher.env_file import read_env_files
+from unshard.launcher import options as flags
+from unshard.launcher.env_file import exported, read_env_files
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.hosts import is_local, parse_filter, read_hostfile, select
-from unshard.launcher.options import HOSTFILE
+from unshard.launcher.interfaces import is_here
+from unshard.launcher.node_plan import DEVICES
+from unshard.launcher.ports import check_port, choose_port
+from unshard.launcher.rank_command import rank_command
 
-DEFAULT_PORT = 29500
-DEVICES = "CUDA_VISIBLE_DEVICES"
+HERE, SSH, MEET = "here", "ssh", "meet"      # all ranks on this machine; reached by ssh; each host was given the command itself
+
+
+@dataclasses.dataclass
+class Share:
+    """One host's part of the job."""
+    host: str
+    slots: list | None       # None: only that host knows, and will say
+    first_rank: int = 0
 
 
 @dataclasses.dataclass
 class Plan:
-    ranks: int
-    devices: list            # ids for CUDA_VISIBLE_DEVICES; empty on a machine without GPUs
-    master_addr: str
-    master_port: int
-    command: list            # argv of a rank, without --local_rank
-    pass_local_rank: bool    # put --local_rank=N after the script's name
-    script_at: int           # where in `command` the script's own arguments begin
-    environment: dict        # what every rank gets beside the launcher's environment
-    cores: list              # one list of cores a rank, or empty
-    log_dir: str
+    way: str                 # HERE, SSH, MEET or one of options.TOOLS
+    shares: list
+    task: dict               # what every rank runs: see node_plan.make_node_plan
+    master_addr: str         # "" where it has still to be found
+    master_port: int | None  # the one asked for, or on this machine the one to use
+    node_rank: int           # which share is this machine's, for MEET
+    max_restarts: int
+    local: list              # for SSH: names of hosts that are this machine, and need no ssh
     notes: list              # lines for the user
 
-    def argv(self, rank):
-        local_rank = [f"--local_rank={rank}"] if self.pass_local_rank else []
-        return self.command[:self.script_at] + local_rank + self.command[self.script_at:]
+    @property
+    def world(self):
+        return sum(len(share.slots or ()) for share in self.shares)
 
-    def describe(self):
-        where = f"GPUs {','.join(self.devices)}" if self.devices else "CPU"
-        lines = [f"host localhost: {self.ranks} rank{'s' * (self.ranks > 1)} on {where}",
-                 f"master {self.master_addr}:{self.master_port}"]
-        lines += [f"rank {rank}: {shlex.join(self.argv(rank))}" + (f"   (cores {self.cores[rank]})" if self.cores else "")
-                  for rank in range(self.ranks)]
-        return "\n".join(lines + [f"env {key}={value}" for key, value in sorted(self.environment.items())])
+    def number(self):
+        """Give every share its first rank, in the order of the hosts."""
+        first = 0
+        for share in self.shares:
+            share.first_rank = first
+            first += len(share.slots)
+
+    def order(self, node, run_id, attempt=0, **changes):
+        """What host number `node` is told to do."""
+        share = self.shares[node]
+        order = {"host": share.host, "slots": share.slots, "first_rank": share.first_rank, "world": self.world, "node_rank": node,
+                 "nodes": len(self.shares), "master_addr": self.master_addr, "master_port": self.master_port, "run_id": run_id,
+                 "attempt": attempt, "max_restarts": self.max_restarts}
+        return {**self.task, **order, **changes}
+
+    def order_of_meeting(self, stated):
+        """The order of this machine's share, of which host 0 has stated a part."""
+        share = self.shares[self.node_rank]
+        return {**self.task, "host": share.host, "slots": share.slots, **stated}
 
 
 def make_plan(options, device_count):
-    """`device_count`: a function that says how many GPUs there are; asked only when needed."""
+    """`device_count`: a function that says how many GPUs there are here; asked only when needed."""
     notes = []
     pool = find_pool(options, notes)             # first: a mistake in the file is told before what can't be done with it
-    refuse_what_is_not_built(options)
+    refuse_contradictions(options, pool)
+    check_port(options.master_port)
     slots = choose_slots(options, pool, device_count)
-    command, script_at = rank_command(options)
-    has_devices = pool is None and bool(device_count())
-    visible = [d for d in os.environ.get(DEVICES, "").split(",") if d] if has_devices else []
+    local = [host for host in slots if not options.force_multi and is_local(host)] if pool else list(slots)
+    way = choose_way(options, slots, local)
+    if way == SSH and not options.force_multi:
+        with concurrent.futures.ThreadPoolExecutor(32) as look_up:
+            local = [host for host, here in zip(slots, look_up.map(is_here, slots)) if here or host in local]
+        if len(slots) == 1 and local:
+            way = HERE
+    plan = Plan(way, [Share(host, numbers) for host, numbers in slots.items()], task_of(options, way), options.master_addr,
+                options.master_port, options.node_rank, options.max_restarts, local, notes)
+    if way == HERE:
+        plan.master_addr, plan.master_port = options.master_addr or "127.0.0.1", choose_port(options.master_port, notes)
+        rank_command(options.script, options.arguments, options.module, options.no_python)     # a missing script is told now
+    if way != MEET:
+        plan.number()
+    return plan
+
+
+def refuse_contradictions(options, pool):
     filtered = options.include or options.exclude
-    devices = [] if not has_devices else visible[:len(slots)] if visible and not filtered else [str(slot) for slot in slots]
-    cores = usable_cores()
-    bound = []
-    if options.bind_cores_to_rank:
-        cores = parse_core_list(options.bind_core_list) if options.bind_core_list else cores
-        bound = share_out(cores, len(slots))
-    address, port = options.master_addr or "127.0.0.1", choose_port(options.master_port, notes)
-    environment = rank_environment(len(slots), devices, max(1, len(cores) // len(slots)), is_local(address))
-    return Plan(len(slots), devices, address, port, command, not options.no_local_rank, script_at, environment, bound,
-                options.enable_each_rank_log, notes)
-
-
-def refuse_what_is_not_built(options):
     if options.autotuning:
         raise LaunchError("--autotuning is not built yet; leave it out")
-    if options.force_multi or options.num_nodes > 1 or options.node_rank > 0:
-        raise LaunchError("several hosts are not built yet (asked for by --num_nodes, --node_rank or --force_multi); use one host")
+    if options.no_python and options.module:
+        raise LaunchError("--no_python and --module can't be used together")
     if options.include and options.exclude:
         raise LaunchError("--include and --exclude can't be used together")
-    if (options.include or options.exclude) and (options.num_gpus >= 0 or options.num_nodes >= 0):
+    if filtered and (options.num_gpus >= 0 or options.num_nodes >= 0):
         raise LaunchError("--include and --exclude can't be used together with --num_nodes or --num_gpus")
     if options.num_gpus == 0 or options.num_gpus < -1:
         raise LaunchError(f"--num_gpus={options.num_gpus}: at least 1 rank is needed")
+    if options.max_restarts < 0:
+        raise LaunchError(f"--max-restarts={options.max_restarts}: it must be 0 or more")
+    if options.node_rank >= 0 and not options.no_ssh:
+        raise LaunchError("--node_rank says which host this is where each host is given the command itself: give --no_ssh too")
+    if options.no_ssh:
+        if options.launcher != "ssh":
+            raise LaunchError(f"--no_ssh and --launcher={options.launcher} can't be used together")
+        if pool is None and options.num_nodes < 1:
+            raise LaunchError("--no_ssh needs a hostfile or --num_nodes, to know how many hosts there are")
+        if options.node_rank < 0:
+            raise LaunchError("--no_ssh needs --node_rank: 0 on the master, 1, 2, ... on the other hosts")
+        if not options.master_addr and pool is None and options.num_nodes > 1:
+            raise LaunchError("--no_ssh needs --master_addr, the address of the host with --node_rank=0")
+    elif pool is None and options.num_nodes > 1:
+        raise LaunchError(f"--num_nodes={options.num_nodes} needs a hostfile (with a line 'name slots=N' for each host), or --no_ssh")
+
+
+def choose_way(options, slots, local):
+    if options.no_ssh:
+        return MEET if len(slots) > 1 else HERE
+    if len(slots) == 1 and local:
+        return HERE
+    return options.launcher
 
 
 def find_pool(options, notes):
     """{host: [slot, ...]} of the hostfile, or None for this machine alone."""
-    hosts = read_hostfile(options.hostfile or HOSTFILE)
+    hosts = read_hostfile(options.hostfile or flags.HOSTFILE)
     if hosts is None:
         if options.hostfile:
             notes.append(f"there is no hostfile {options.hostfile}: running on this machine alone")
@@ -89,18 +132,31 @@ def find_pool(options, notes):
 
 
 def choose_slots(options, pool, device_count):
+    """{host: [slot, ...]}, one slot a rank, in the order of ranks."""
+    if pool is None and options.no_ssh:
+        return slots_of_meeting(options, device_count)
     if pool is None:
-        return local_slots(options, device_count)
+        return {"localhost": local_slots(options, device_count)}
     if options.include or options.exclude:
         pool = select(pool, options.include, options.exclude)
     elif options.num_nodes > 0:
+        if options.num_nodes > len(pool):
+            raise LaunchError(f"--num_nodes={options.num_nodes}, but the hostfile names {len(pool)} hosts")
         pool = dict(list(pool.items())[:options.num_nodes])
-    if len(pool) > 1 or not is_local(next(iter(pool))):
-        raise LaunchError(f"several hosts are not built yet (the hostfile asks for {', '.join(pool)}); use this machine alone")
-    host, slots = next(iter(pool.items()))
-    if options.num_gpus > len(slots):
-        raise LaunchError(f"--num_gpus={options.num_gpus}, but the hostfile gives '{host}' {len(slots)} slots")
-    return slots[:options.num_gpus] if options.num_gpus > 0 else slots
+    for host, slots in pool.items():
+        if options.num_gpus > len(slots):
+            raise LaunchError(f"--num_gpus={options.num_gpus}, but the hostfile gives '{host}' {len(slots)} slots")
+    if options.no_ssh and options.node_rank >= len(pool):
+        raise LaunchError(f"--node_rank={options.node_rank}, but there are {len(pool)} hosts, counted from 0")
+    return {host: slots[:options.num_gpus] if options.num_gpus > 0 else slots for host, slots in pool.items()}
+
+
+def slots_of_meeting(options, device_count):
+    """Without a hostfile each host knows its own slots only."""
+    if options.node_rank >= options.num_nodes:
+        raise LaunchError(f"--node_rank={options.node_rank}, but --num_nodes={options.num_nodes} hosts are counted from 0")
+    own = local_slots(options, device_count)
+    return {f"host{node}": own if node == options.node_rank else None for node in range(options.num_nodes)}
 
 
 def local_slots(options, device_count):
@@ -118,65 +174,12 @@ def local_slots(options, device_count):
     return list(range(options.num_gpus))
 
 
-def rank_command(options):
-    """(argv without --local_rank, where the script's arguments begin)"""
-    if options.no_python and options.module:
-        raise LaunchError("--no_python and --module can't be used together")
-    if options.no_python:
-        if shutil.which(options.script) is None:
-            raise LaunchError(f"there is no program '{options.script}' that can be run")
-        head = [options.script]
-    elif options.module:
-        head = [sys.executable, "-u", "-m", options.script]
-    elif not os.path.exists(options.script):
-        raise LaunchError(f"there is no script '{options.script}' in {os.getcwd()}")
-    elif is_binary(options.script):
-        head = [os.path.join(".", options.script)]
-    else:
-        head = [sys.executable, "-u", options.script]
-    return head + options.arguments, len(head)
-
-
-def is_binary(path):
-    """A compiled program needs no --no_python: Python couldn't read it anyway."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(4) == b"\x7fELF"
-
-
-def port_is_free(port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            return True
-        except OSError:
-            return False
-
-
-def choose_port(asked, notes):
-    if asked is not None:
-        if not 0 < asked < 65536:
-            raise LaunchError(f"--master_port={asked} is not a port; it must be 1 to 65535")
-        if not port_is_free(asked):
-            raise LaunchError(f"--master_port={asked} is taken or not allowed; give another, or none to have a free one chosen")
-        return asked
-    if port_is_free(DEFAULT_PORT):
-        return DEFAULT_PORT
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    notes.append(f"port {DEFAULT_PORT} is taken: using {port}")
-    return port
-
-
-def rank_environment(ranks, devices, threads, all_local):
-    environment = {"LOCAL_SIZE": str(ranks), "CROSS_RANK": "0", "CROSS_SIZE": "1"}
-    if "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    if all_local and "GLOO_SOCKET_IFNAME" not in os.environ and os.path.exists("/sys/class/net/lo"):
-        environment["GLOO_SOCKET_IFNAME"] = "lo"     # else Gloo resolves the host's name, which fails in many containers
-    if devices:
-        environment[DEVICES] = ",".join(devices)
-    return {**environment, **read_env_files()}
+def task_of(options, way):
+    environment = read_env_files()
+    if way == SSH or way in flags.TOOLS:
+        environment = {**exported(), **environment}
+    return {"cwd": os.getcwd(), "script": options.script, "arguments": options.arguments, "module": options.module,
+            "no_python": options.no_python, "pass_local_rank": not options.no_local_rank, "environment": environment,
+            "named_slots": bool(options.include or options.exclude), "bind_cores": options.bind_cores_to_rank,
+            "bind_core_list": options.bind_core_list, "log_dir": options.enable_each_rank_log, "no_prefix": options.no_rank_prefix,
+            "log_level": options.log_level}

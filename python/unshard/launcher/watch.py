@@ -1,8 +1,7 @@
-"""Watches the ranks beside the agent: who ended first, what it said last, and that nobody outlives it.
+"""Watches this machine's ranks beside the agent: who ended first, what it said last, and that nobody outlives it.
 
-The agent polls, so it can't tell which of two ranks that died within a tenth of a second was first; a pidfd can. Each rank's standard
-error runs through a pipe here: it goes to the terminal at once, its end is kept, and after the first failure the other ranks' words wait
-until the failing rank's have been shown.
+The agent polls, so it can't tell which of two ranks that died within a tenth of a second was first; a pidfd can. The ranks' output runs
+through pipes here: it goes on at once, and the end of what each rank said on standard error is kept.
 """
 import collections
 import os
@@ -12,27 +11,31 @@ import threading
 import time
 
 KEPT_BYTES = 64 << 10
+TAIL_LINES = 30
 GRACE_S = 4.0            # between the first failure and SIGKILL for ranks that ignore SIGTERM
 
 
 class Watch:
-    def __init__(self, ranks):
+    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status or None, last lines); ranks are those of the whole job."""
+
+    def __init__(self, plan, sink):
         self.started_read, self.started_write = os.pipe()
-        self.stderr_pipes = [os.pipe() for _ in range(ranks)]
-        self.first = None                                        # (rank, exit status or None, time) of the first failure
+        streams = (1, 2) if plan.prefixed else (2,)              # a single rank keeps the terminal as its standard output
+        self.pipes = {(local, stream): os.pipe() for local in range(plan.ranks) for stream in streams}
+        self.first = None                                        # (local rank, exit status or None, time) of the first failure here
         self.pids = {}
-        self._tails = [collections.deque() for _ in range(ranks)]
-        self._held = [[] for _ in range(ranks)]
-        self._alive = {}                                         # rank -> pidfd
+        self._plan, self._sink = plan, sink
+        self._tails = [collections.deque() for _ in range(plan.ranks)]
+        self._alive = {}                                         # local rank -> pidfd
         self._wake_read, self._wake_write = os.pipe()
         self._killed = False
         self._thread = threading.Thread(target=self._run, name="unshard-watch", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.started_read, selectors.EVENT_READ, ("started", None))
         self._selector.register(self._wake_read, selectors.EVENT_READ, ("wake", None))
-        for rank, (read, _) in enumerate(self.stderr_pipes):
+        for source, (read, _) in self.pipes.items():
             os.set_blocking(read, False)
-            self._selector.register(read, selectors.EVENT_READ, ("stderr", rank))
+            self._selector.register(read, selectors.EVENT_READ, ("output", source))
 
     def start(self):
         self._thread.start()
@@ -42,37 +45,38 @@ class Watch:
         if self._thread.is_alive():
             os.write(self._wake_write, b".")
             self._thread.join()
-        for rank in range(len(self.stderr_pipes)):
-            self._relay(rank)
+        for source in self.pipes:
+            self._relay(source)
         fds = [self.started_read, self.started_write, self._wake_read, self._wake_write, *self._alive.values()]
-        for fd in fds + [fd for pipe in self.stderr_pipes for fd in pipe]:
+        for fd in fds + [fd for pipe in self.pipes.values() for fd in pipe]:
             os.close(fd)
         self._selector.close()
 
-    def tail(self, rank, lines):
-        text = b"".join(self._tails[rank]).decode(errors="replace")
-        return [line for line in text.splitlines() if line.strip()][-lines:]
-
-    def held(self):
-        """{rank: bytes that the rank wrote after another one had failed}"""
-        return {rank: b"".join(chunks) for rank, chunks in enumerate(self._held) if chunks}
-
     def _run(self):
         while True:
-            for key, _ in self._selector.select(timeout=0.25):
-                kind, rank = key.data
+            events = self._selector.select(timeout=0.25)
+            for key, _ in events:
+                kind, what = key.data
                 if kind == "wake":
                     return
                 if kind == "started":
                     self._add_ranks()
-                elif kind == "stderr":
-                    self._relay(rank)
+                elif kind == "output":
+                    self._relay(what)
                 else:
-                    self._ended(rank)
+                    self._ended(what)
+            if not events:
+                self._sink.idle()
             if self.first and not self._killed and time.monotonic() > self.first[2] + GRACE_S:
-                self._killed = True
-                for rank in self._alive:
-                    os.killpg(self.pids[rank], signal.SIGKILL)      # it leads its session, and its pidfd says that it lives
+                self.kill()
+
+    def kill(self):
+        self._killed = True
+        for rank in list(self._alive):
+            try:
+                os.killpg(self.pids[rank], signal.SIGKILL)       # it leads its session, and its pidfd says that it lives
+            except ProcessLookupError:
+                pass
 
     def _add_ranks(self):
         for line in os.read(self.started_read, 4096).decode().splitlines():     # one write of under PIPE_BUF bytes a rank
@@ -93,26 +97,42 @@ class Watch:
         except ChildProcessError:
             status = None                                        # reaped by the agent first
         os.close(fd)
-        self._relay(rank)                                        # its last words before anyone else's
+        for source in self.pipes:
+            if source[0] == rank:
+                self._relay(source)                              # its last words before anyone else's
         if status != 0 and self.first is None:
             self.first = (rank, status, time.monotonic())
+            self._sink.failed(self._plan.first_rank + rank, status, self._tail(rank))
 
-    def _relay(self, rank):
+    def _relay(self, source):
+        rank, stream = source
         while True:
             try:
-                chunk = os.read(self.stderr_pipes[rank][0], 64 << 10)
+                chunk = os.read(self.pipes[source][0], 64 << 10)
             except (BlockingIOError, OSError):
                 return
             if not chunk:
                 return
-            tail = self._tails[rank]
-            tail.append(chunk)
-            while sum(map(len, tail)) - len(tail[0]) > KEPT_BYTES:
-                tail.popleft()
-            if self.first and self.first[0] != rank:
-                self._held[rank].append(chunk)
-            else:
-                write_all(2, chunk)
+            if stream == 2:
+                tail = self._tails[rank]
+                tail.append(chunk)
+                while sum(map(len, tail)) - len(tail[0]) > KEPT_BYTES:
+                    tail.popleft()
+            self._sink.output(self._plan.first_rank + rank, stream, chunk)
+
+    def _tail(self, rank):
+        """The rank's last lines, where others may have talked over them or they went to a file."""
+        if self._plan.log_dir:
+            try:
+                with open(os.path.join(self._plan.log_dir, f"rank{self._plan.first_rank + rank}.log"), "rb") as file:
+                    text = file.read()[-KEPT_BYTES:]
+            except OSError:
+                return []
+        elif self._plan.world > 1:
+            text = b"".join(self._tails[rank])
+        else:
+            return []
+        return [line for line in text.decode(errors="replace").splitlines() if line.strip()][-TAIL_LINES:]
 
 
 def write_all(fd, data):

@@ -1,0 +1,106 @@
+"""The launcher's end of the line to one host: to the ssh process that runs node.py there, to node.py itself here, or a TCP connection."""
+import collections
+import os
+import subprocess
+
+from unshard.launcher.frames import Unpacker, pack
+from unshard.launcher.watch import write_all
+
+ERROR_LINES = 20
+
+
+class ProcessLink:
+    """Frames over the process's standard input and output; its standard error is for people."""
+
+    def __init__(self, host, argv, what):
+        self.host, self.what, self.argv = host, what, argv       # what: "ssh" or "python", for messages
+        # In a session of its own: Ctrl-C is for the launcher, which ends this one in order.
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        self.read_fd, self.error_fd = self._process.stdout.fileno(), self._process.stderr.fileno()
+        self.error_tail = collections.deque(maxlen=ERROR_LINES)
+        self._write_fd, self._open = self._process.stdin.fileno(), True
+        self._unpacker = Unpacker()
+
+    def receive(self):
+        """[(fields, payload) or (None, noise)], or None at the end."""
+        return receive(self.read_fd, self._unpacker)
+
+    def send(self, kind, **fields):
+        send(self, self._write_fd, kind, fields)
+
+    def hang_up(self):
+        """The host's side takes the end of its input as the order to end everything."""
+        if self._open:
+            self._open = False
+            self._process.stdin.close()
+
+    @property
+    def open(self):
+        return self._open
+
+    def code(self, wait_s=0.0):
+        """The process's exit code, None while it runs."""
+        try:
+            return self._process.wait(wait_s) if wait_s else self._process.poll()
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self):
+        """End the process, if it hasn't ended."""
+        self.hang_up()
+        if self.code(0.2) is None:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+
+class SocketLink:
+    """Frames over a TCP connection to a host where the command was given by hand or by another tool: see meeting.py."""
+
+    def __init__(self, host, connection, unpacker):
+        self.host, self.what = host, "the connection"
+        self.read_fd, self.error_fd, self.error_tail = connection.fileno(), None, ()
+        self.open = True
+        self._connection, self._unpacker = connection, unpacker
+
+    def receive(self):
+        return receive(self.read_fd, self._unpacker)
+
+    def send(self, kind, **fields):
+        send(self, self.read_fd, kind, fields)
+
+    def hang_up(self):
+        if self.open:
+            self.open = False
+            try:
+                self._connection.shutdown(1)
+            except OSError:
+                pass
+
+    def code(self, wait_s=0.0):
+        return None
+
+    def close(self):
+        self.hang_up()
+        self._connection.close()
+
+
+def receive(fd, unpacker):
+    try:
+        data = os.read(fd, 256 << 10)
+    except OSError:
+        data = b""
+    if data:
+        return unpacker.feed(data)
+    rest = unpacker.rest()
+    return [(None, rest)] if rest else None
+
+
+def send(link, fd, kind, fields):
+    if link.open:
+        try:
+            write_all(fd, pack(kind, **fields))
+        except OSError:
+            pass                                 # reading from it tells the same

@@ -1,0 +1,42 @@
+"""What pdsh, srun or mpirun starts on each host: `python -m unshard.launcher.tool_task PLAN`. Which host this is says the tool."""
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+from unshard.launcher.command import carry_out
+from unshard.launcher.devices import device_count
+from unshard.launcher.tools import decode
+
+PR_SET_PDEATHSIG = 1
+NUMBERS = ("OMPI_COMM_WORLD_RANK", "SLURM_NODEID", "PMI_RANK")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m unshard.launcher.tool_task", description=__doc__)
+    parser.add_argument("plan")
+    parser.add_argument("--node_rank", type=int, default=-1)
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)       # with the tool's process here: sshd, slurmstepd, orted
+    plan = decode(options.plan)
+    plan.node_rank = options.node_rank if options.node_rank >= 0 else own_number(plan)
+    os.chdir(plan.task["cwd"])
+    return carry_out(plan, SimpleNamespace(connect_timeout=60, no_ssh_check=False, quiet=False, log_level=plan.task["log_level"],
+                                           save_pid=False), device_count, "unshard run")
+
+
+def own_number(plan):
+    names = [share.host for share in plan.shares]
+    name = os.environ.get("SLURMD_NODENAME")
+    if name in names:                            # srun numbers hosts in an order of its own
+        return names.index(name)
+    for variable in NUMBERS:
+        if variable in os.environ:
+            return int(os.environ[variable])
+    sys.exit(f"unshard run: error: which of the hosts is this? None of {', '.join(NUMBERS)} is set; give --node_rank")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
