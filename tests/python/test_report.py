@@ -319,6 +319,14 @@ def test_facts_of_a_machine(made):
         assert words in text
 
 
+def test_a_sys_folder_of_another_network_namespace_does_not_count(made):
+    made.write("/proc/net/dev", "Inter-|   Receive\n face |bytes\n    lo: 1 2\n  veth9: 3 4\n")
+    made.addresses = [("lo", "127.0.0.1"), ("veth9", "10.0.0.1")]
+    found = made.facts()["interfaces"]
+    assert [(one["name"], one["kind"], one["up"]) for one in found] == [("lo", "loopback", True), ("veth9", "kind unknown", True)]
+    assert made.found() == {}
+
+
 def test_a_bare_machine_is_no_error(tmp_path):
     def nothing(name):
         raise OSError(-2, "no names")

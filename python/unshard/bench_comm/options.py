@@ -46,8 +46,9 @@ def build_parser(prog):
     parser.add_argument("--ranks", type=positive, metavar="N", help="ranks to start here (default: one a GPU, or 2)")
     parser.add_argument("--ops", type=parse_operations, default=list(OPERATIONS), metavar="LIST",
                         help=f"some of {','.join(OPERATIONS)} (default: all)")
-    parser.add_argument("--min", type=parse_size, default=1 << 10, metavar="SIZE", help="smallest size in bytes (default: 1K)")
-    parser.add_argument("--max", type=parse_size, default=64 << 20, metavar="SIZE", help="largest size (default: 64M)")
+    parser.add_argument("--min", "--minbytes", type=parse_size, default=1 << 10, metavar="SIZE",
+                        help="smallest size in bytes (default: 1K)")
+    parser.add_argument("--max", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest size (default: 64M)")
     parser.add_argument("--factor", type=positive, default=4, metavar="F", help="from one size to the next (default: 4)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--iters", type=parse_iterations, default=None, metavar="N|auto",

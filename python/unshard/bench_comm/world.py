@@ -23,7 +23,7 @@ def _card(device):
     gloo = network.gloo_choice(os.environ, network.host_name(machine), found)
     nccl = network.nccl_choice(os.environ, found)["interfaces"]
     by_name = {one["name"]: one for one in found}
-    card = {"host": socket.gethostname(), "identity": _identity(),
+    card = {"host": os.environ.get("UNSHARD_HOST") or socket.gethostname(), "identity": _identity(),
             "gloo": network.describe(by_name[gloo["interface"]]) if gloo["interface"] in by_name else gloo["interface"],
             "nccl": ", ".join(network.describe(by_name[name]) for name in nccl),
             "load": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0)),
@@ -36,10 +36,11 @@ def _card(device):
 
 
 def _identity():
-    """Equal for ranks that share a kernel and its name spaces, as the engine decides who is on one host."""
+    """Equal for ranks of one host, as the engine sees it: one kernel, the same name spaces, and the same UNSHARD_HOST if there is one."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return " ".join([file.read().strip(), *(os.readlink(f"/proc/self/ns/{space}") for space in _SPACES)])
+            boot = file.read().strip()
+        return " ".join([os.environ.get("UNSHARD_HOST", ""), boot, *(os.readlink(f"/proc/self/ns/{space}") for space in _SPACES)])
     except OSError:
         return f"{socket.gethostname()} {os.getpid()}"
 

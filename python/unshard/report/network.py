@@ -13,12 +13,22 @@ def interfaces(machine):
     for line in machine.text("/proc/net/if_inet6").splitlines():
         digits, _, _, _, _, name = line.split()
         addresses.setdefault(name, []).append(str(ipaddress.ip_address(int(digits, 16).to_bytes(16, "big"))))
-    return [_interface(machine, name, addresses.get(name, [])) for name in machine.folders("/sys/class/net")
-            if machine.number(f"/sys/class/net/{name}/type") is not None]
+    return [_interface(machine, name, addresses.get(name, [])) for name in names(machine)]
+
+
+def names(machine):
+    """Of this network namespace. /sys may be mounted for another one; /proc/net never is."""
+    listed = re.findall(r"^\s*([^\s:]+):", machine.text("/proc/net/dev"), re.MULTILINE)
+    folder = "/sys/class/net"
+    return sorted(listed) or [name for name in machine.folders(folder) if machine.number(f"{folder}/{name}/type") is not None]
 
 
 def _interface(machine, name, addresses):
     folder = f"/sys/class/net/{name}"
+    if not machine.path(folder).is_dir():
+        kind = "loopback" if any(map(is_loopback, addresses)) else "kind unknown"
+        return {"name": name, "kind": kind, "up": bool(addresses), "speed_mbit": None, "mtu": None, "physical": False,
+                "addresses": addresses}
     speed = machine.number(f"{folder}/speed")
     up = bool((machine.number(f"{folder}/flags") or 0) & 1) and machine.text(f"{folder}/operstate") not in ("down", "lowerlayerdown")
     type_number = machine.number(f"{folder}/type")

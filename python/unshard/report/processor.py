@@ -6,7 +6,7 @@ ISAS = ("portable", "avx2", "avx512")
 
 def processor(machine):
     info = machine.text("/proc/cpuinfo")
-    flags = set(_field(info, "flags").split())
+    flags = set((_field(info, "flags") or _field(info, "Features")).split())        # Features: on ARM
     cores = parse_core_list(_field(machine.text("/proc/self/status"), "Cpus_allowed_list"))
     quota = cpu_quota(machine)
     usable = min(len(cores), max(1, int(quota))) if quota else len(cores)
@@ -19,7 +19,7 @@ def processor(machine):
         "numa_nodes": max(1, sum(bool(re.fullmatch(r"node\d+", name)) for name in machine.folders("/sys/devices/system/node"))),
         "allowed": len(cores), "quota": quota, "usable": usable,
         "best_isa": best, "flat_passes": chosen, "isa_wish": wish,
-        "bf16": [flag for flag in ("avx512_bf16", "avx_ne_convert", "amx_bf16") if flag in flags],
+        "bf16": [flag for flag in ("avx512_bf16", "avx_ne_convert", "amx_bf16", "bf16") if flag in flags],
     }
 
 

@@ -78,8 +78,9 @@ def links(facts):
         yield f"{one['device']}:{one['port']}", f"{one['link_layer'] or 'InfiniBand'}, {one['state']}, {one['rate'] or 'rate unknown'}"
     for one in facts["interfaces"]:
         speed = f", {network.speed_text(one['speed_mbit'])}" if one["speed_mbit"] else ""
-        where = ", ".join(one["addresses"]) or "no address"
-        yield one["name"], f"{one['kind']}, {'up' if one['up'] else 'down'}{speed}, MTU {one['mtu']}, {where}"
+        mtu = f", MTU {one['mtu']}" if one["mtu"] else ""
+        yield one["name"], (f"{one['kind']}, {'up' if one['up'] else 'down'}{speed}{mtu}, "
+                            f"{', '.join(one['addresses']) or 'no address'}")
 
 
 def choice(facts):
