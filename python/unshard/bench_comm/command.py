@@ -35,7 +35,7 @@ def start_ranks(options, argv):
     with on_the_cpu() if options.device == "cpu" else contextlib.nullcontext():
         ranks = options.ranks or default_ranks(options)
         return run(["--quiet", f"--num_gpus={ranks}", f"--hostfile={os.devnull}", "--no_local_rank",
-                    "--module", "unshard.bench_comm", *argv])
+                    "--no_rank_prefix", "--module", "unshard.bench_comm", *argv])
 
 
 def default_ranks(options):
