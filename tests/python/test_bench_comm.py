@@ -155,7 +155,7 @@ def test_hosts_and_the_link_between_them_are_named():
         first, second = hosts.run_ranks([1, 2], on_two_hosts, limit=60)[:2]
     assert (first["code"], second["code"], second["said"]) == (0, 0, [])
     assert "3 ranks on 2 hosts" in first["said"][0]
-    assert "transport: Gloo over eth0 (10.77.0.1) and eth0 (10.77.0.2)" in first["said"][0]
+    assert "Gloo over eth0 (10.77.0.1) and eth0 (10.77.0.2)" in first["said"][0]
     assert [line for line in first["said"] if line.startswith("# host")] == ["# host worker-1: rank 0", "# host worker-2: ranks 1-2"]
     assert first["said"][-1].endswith("out of bounds: 0 OK")
 

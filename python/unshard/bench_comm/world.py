@@ -63,10 +63,20 @@ def transport(comm, device, hosts):
     if comm.world_size == 1:
         return "none (one rank)"
     if not str(device).startswith("cuda"):
-        return "shared memory" if comm.shares_memory else f"Gloo over {_each(hosts, 'gloo')}"
+        if comm.shares_memory:
+            return "shared memory"
+        return ("shared memory inside the hosts, " if shares_inside_hosts(comm, hosts) else "") + f"Gloo over {_each(hosts, 'gloo')}"
     fabric = sorted({port for host in hosts for port in host["card"]["infiniband"]})
     links = f"InfiniBand {', '.join(fabric)}" if fabric else _each(hosts, "nccl")
     return "NCCL" + (f" over {links} between hosts" if len(hosts) > 1 else "")
+
+
+def shares_inside_hosts(comm, hosts):
+    """Asked of a collective: where memory is shared inside hosts, what crosses between them is counted apart. Collective."""
+    import torch
+
+    comm.all_gather(torch.empty(comm.world_size), torch.zeros(1))
+    return "host_link" in comm.counts() and any(len(host["ranks"]) > 1 for host in hosts)
 
 
 def _each(hosts, key):
