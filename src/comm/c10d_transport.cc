@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
@@ -127,6 +128,7 @@ void C10dTransport::all_gather(const Call& call, at::Tensor& output, const at::T
   at::Tensor to = as_bytes(output), from = as_bytes(input);
   if (to.numel() == 0) return;
   run(call, input, [&](c10d::Backend& backend) { return backend._allgather_base(to, from); });
+  count_sent(input, from.numel() * (size_ - 1));
 }
 
 void C10dTransport::all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) {
@@ -134,6 +136,27 @@ void C10dTransport::all_to_all(const Call& call, at::Tensor& output, const at::T
   if (to.numel() == 0) return;
   std::vector<std::int64_t> equal;
   run(call, input, [&](c10d::Backend& backend) { return backend.alltoall_base(to, from, equal, equal); });
+  count_sent(input, from.numel() / size_ * (size_ - 1));
+}
+
+C10dTransport::Pending C10dTransport::start_exchange(const Call& call, at::Tensor& output, const at::Tensor& input,
+                                                     const std::vector<std::int64_t>& receive, const std::vector<std::int64_t>& send) {
+  at::Tensor to = output, from = input;
+  auto receives = receive, sends = send;
+  c10::intrusive_ptr<c10d::Work> work;
+  const auto backend = backend_for(call, input);
+  translate(call, [&] { work = backend->alltoall_base(to, from, receives, sends); });
+  count_sent(input, std::accumulate(send.begin(), send.end(), std::int64_t{0}));
+  return std::make_shared<const c10::intrusive_ptr<c10d::Work>>(std::move(work));
+}
+
+void C10dTransport::finish(const Call& call, const Pending& work) {
+  wait_for_report(call, **work);
+  translate(call, [&] { (*work)->wait(to_milliseconds(options_.timeout)); });
+}
+
+void C10dTransport::count_sent(const at::Tensor& tensor, std::int64_t bytes) const {
+  if (options_.sent && tensor.is_cpu() && bytes > 0) options_.sent(bytes);
 }
 
 void C10dTransport::broadcast(const Call& call, at::Tensor& tensor, int root) {
@@ -142,11 +165,13 @@ void C10dTransport::broadcast(const Call& call, at::Tensor& tensor, int root) {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   run(call, tensor, [&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
+  if (root == rank_) count_sent(tensor, tensors[0].numel() * (size_ - 1));  // passed on along a tree; all of it is the root's
 }
 
 void C10dTransport::send(const Call& call, const at::Tensor& tensor, int destination, int tag) {
   std::vector<at::Tensor> tensors{as_bytes(tensor)};
   run(call, tensor, [&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+  count_sent(tensor, tensors[0].numel());
 }
 
 void C10dTransport::recv(const Call& call, at::Tensor& tensor, int source, int tag) {
@@ -172,6 +197,7 @@ void C10dTransport::reduce_slices(const Call& call, const at::Tensor& output, co
                     static_cast<const std::byte*>(input.data_ptr()) + r * slice + at, static_cast<std::size_t>(bytes));
     at::Tensor to = from_all.narrow(0, 0, bytes * ranks), from = to_all.narrow(0, 0, bytes * ranks);
     run(call, input, [&](c10d::Backend& backend) { return backend.alltoall_base(to, from, equal, equal); });
+    count_sent(input, bytes * (ranks - 1));
     for (std::int64_t r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = static_cast<std::byte*>(to.data_ptr()) + r * bytes;
     reduce_arrays(bytes / element, input.scalar_type(), op, static_cast<std::byte*>(output.data_ptr()) + at, inputs.data(), size_);
   }

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "comm/peer_watch.h"
 #include "comm/transport.h"
@@ -19,7 +21,8 @@ namespace unshard::comm {
 struct C10dOptions {
   std::chrono::duration<double> timeout{1800};
   std::function<void()> interrupt_check;
-  const PeerWatch* local_peers = nullptr;  ///< ranks on this host, so that a dead one is named; outlives the transport
+  std::function<void(std::int64_t bytes)> sent;  ///< called with what each operation on CPU tensors sends to other ranks
+  const PeerWatch* local_peers = nullptr;        ///< ranks on this host, so that a dead one is named; outlives the transport
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.
@@ -33,14 +36,24 @@ class C10dTransport final : public Transport {
   void all_reduce(const Call& call, at::Tensor& tensor, ReduceOp op) override;
   void broadcast(const Call& call, at::Tensor& tensor, int root) override;
   void all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) override;
+  /// Where every rank is a host of its own: an all_to_all.
+  void reduce_scatter_by_host(const Call& call, at::Tensor& output, const at::Tensor& input) override { all_to_all(call, output, input); }
   void send(const Call& call, const at::Tensor& tensor, int destination, int tag) override;
   void recv(const Call& call, at::Tensor& tensor, int source, int tag) override;
+
+  using Pending = std::shared_ptr<const c10::intrusive_ptr<c10d::Work>>;
+  /// An uneven all_to_all of bytes, CPU: `send[r]` of `input` go to rank r and `receive[r]` of `output` come from it, one after another in
+  /// rank order. Several may be under way; ranks start them in the same order. The tensors are free again after finish().
+  Pending start_exchange(const Call& call, at::Tensor& output, const at::Tensor& input, const std::vector<std::int64_t>& receive,
+                         const std::vector<std::int64_t>& send);
+  void finish(const Call& call, const Pending& work);
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
   /// Start an operation on the backend of `tensor`'s device and wait for it.
   void run(const Call& call, const at::Tensor& tensor, const Start& start);
   c10::intrusive_ptr<c10d::Backend> backend_for(const Call& call, const at::Tensor& tensor) const;
+  void count_sent(const at::Tensor& tensor, std::int64_t bytes) const;
   void wait_for_report(const Call& call, c10d::Work& work) const;
   template <class Function>
   void translate(const Call& call, Function&& function) const;

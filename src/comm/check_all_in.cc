@@ -32,8 +32,8 @@ void HostGroupImpl::check_all_in(std::string_view call, std::chrono::duration<do
   };
   const bool came = wait(ready, {"check_all_in", call}, {owes, limit});
   if (other >= 0)
-    throw CommError(cat("[comm.check_all_in] the ranks are in different calls: rank ", rank_, " is in ", call, ", rank ", other, " is in ",
-                        slot(other).call.get(), "; every rank must make the same calls in the same order"));
+    throw CommError(cat("[comm.check_all_in] the ranks are in different calls: rank ", name(rank_), " is in ", call, ", rank ", name(other),
+                        " is in ", slot(other).call.get(), "; every rank must make the same calls in the same order"));
   if (!came) throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", absence_text(call, sequence)));
 }
 
@@ -41,7 +41,7 @@ std::string HostGroupImpl::absence_text(std::string_view call, std::uint64_t seq
   std::string text;
   for (int rank = 0; rank < size_; ++rank) {
     const bool here = block(rank).announced[sequence % 2].sequence.load(std::memory_order_acquire) >= sequence;
-    text += cat(rank ? ", " : "", "rank ", rank, " is in ", here ? std::string(call) : last_seen(rank));
+    text += cat(rank ? ", " : "", "rank ", name(rank), " is in ", here ? std::string(call) : last_seen(rank));
     if (!here && block(rank).waits.load(std::memory_order_acquire) > 0) text += cat(", waiting in ", block(rank).waiting.get());
   }
   return text;

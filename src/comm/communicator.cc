@@ -47,14 +47,21 @@ struct Card {
 };
 
 std::vector<Card> exchange_cards(comm::StoreExchange& exchange, const CommOptions& options) {
-  Card mine{comm::host_identity(), ::getpid(), options.share_memory};
+  Card mine{comm::host_identity(options.host_name), ::getpid(), options.share_memory};
   std::vector<Card> cards;
   for (const auto& text : exchange.all_gather(mine.text(), "init_process_group")) cards.push_back(Card::parse(text));
   return cards;
 }
 
+/// Where one rank doesn't share, none does: each is a host of its own.
 bool all_share(const std::vector<Card>& cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](const Card& card) { return card.share && card.host == cards[0].host; });
+  return std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.share; });
+}
+
+comm::HostMap map_hosts(const std::vector<Card>& cards) {
+  std::vector<std::string> names;
+  for (const Card& card : cards) names.push_back(all_share(cards) ? card.host : cat(names.size()));
+  return comm::HostMap(names);
 }
 
 comm::PeerWatch watch_same_host(const std::vector<Card>& cards, int rank) {
@@ -63,14 +70,28 @@ comm::PeerWatch watch_same_host(const std::vector<Card>& cards, int rank) {
   return comm::PeerWatch(pids);
 }
 
+/// The ranks of this host. Collective over all ranks.
+std::shared_ptr<comm::HostGroupImpl> connect_host(comm::StoreExchange& exchange, const comm::HostMap& map, int rank,
+                                                  const CommOptions& options) {
+  const auto& here = map.neighbours(rank);
+  const auto among_neighbours = [&](const std::string& mine) {
+    const auto all = exchange.all_gather(mine, "init_process_group");
+    std::vector<std::string> theirs;
+    for (int neighbour : here) theirs.push_back(all[static_cast<std::size_t>(neighbour)]);
+    return theirs;
+  };
+  return comm::processes_group(map.local[static_cast<std::size_t>(rank)], static_cast<int>(here.size()), among_neighbours,
+                               host_options(options), {here, map.world_size()});
+}
+
 /// One store may serve several communicators, made one after the other by all ranks: each gets keys of its own, by a count a rank.
 c10::intrusive_ptr<c10d::Store> own_keys(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   const auto generation = store->add(cat("unshard/communicators/", rank), 1);
   return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", generation), store);
 }
 
-/// Where all tensors are the CPU's, a Gloo group of torch's is let go: the engine's messages get connections of their own, so that they never
-/// mix with the program's collectives, and the program's destroy_process_group() really ends the group and its threads.
+/// Where all tensors are the CPU's, a Gloo group of torch's is let go: the engine's messages get connections of their own, so that they
+/// never mix with the program's collectives, and the program's destroy_process_group() really ends the group and its threads.
 bool is_plain_gloo(c10d::ProcessGroup& group) {
   if (at::accelerator::deviceCount() > 0) return false;
   return group.hasBackendForDeviceType(c10::DeviceType::CPU) && group.getBackend(c10::DeviceType::CPU)->getBackendName() == "gloo";
@@ -88,10 +109,9 @@ std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c1
   parts.size = size;
   parts.options = options;
   parts.store = store;
-  if (all_share(cards)) {
-    const auto all_gather = [&](const std::string& mine) { return exchange.all_gather(mine, "init_process_group"); };
-    parts.host = std::static_pointer_cast<comm::HostGroupImpl>(HostGroup::connect(rank, size, all_gather, host_options(options)));
-  } else {
+  parts.map = map_hosts(cards);
+  if (all_share(cards)) parts.local = connect_host(exchange, parts.map, rank, options);
+  if (!parts.local || parts.map.hosts() > 1) {
     parts.local_peers = watch_same_host(cards, rank);
     if (!group) group = comm::make_gloo_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, size, options.timeout);
   }
@@ -121,7 +141,7 @@ c10::intrusive_ptr<c10d::Store> make_store(const comm::LaunchEnv& env, const Com
 std::shared_ptr<Communicator> single_process_communicator(const CommOptions& options) {
   CommunicatorImpl::Parts parts;
   parts.options = options;
-  if (options.share_memory) parts.host = std::static_pointer_cast<comm::HostGroupImpl>(HostGroup::in_process(1, host_options(options))[0]);
+  if (options.share_memory) parts.local = comm::threads_group(1, host_options(options))[0];
   return std::make_shared<CommunicatorImpl>(std::move(parts));
 }
 
@@ -167,12 +187,16 @@ std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::Process
   }
 }
 
-std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_size, const CommOptions& options) {
-  require(world_size >= 1, "[comm.in_process_communicators] world_size ", world_size, "; at least 1");
-  std::vector<std::shared_ptr<Communicator>> all(static_cast<std::size_t>(world_size));
-  if (world_size == 1) return {single_process_communicator(options)};
-  std::vector<std::shared_ptr<HostGroup>> hosts;
-  if (options.share_memory) hosts = HostGroup::in_process(world_size, host_options(options));
+namespace {
+
+/// Threads of this process as the ranks of `map`'s hosts. `share`: memory is shared inside a host.
+std::vector<std::shared_ptr<Communicator>> threads(const comm::HostMap& map, const CommOptions& options, bool share) {
+  const int size = map.world_size();
+  std::vector<std::shared_ptr<Communicator>> all(static_cast<std::size_t>(size));
+  if (size == 1) return {single_process_communicator(options)};
+  std::vector<std::vector<std::shared_ptr<comm::HostGroupImpl>>> groups;
+  for (const auto& ranks : map.ranks)
+    if (share) groups.push_back(comm::threads_group(static_cast<int>(ranks.size()), host_options(options), {ranks, size}));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(all.size());
   const auto make = [&](int rank) {
@@ -180,26 +204,44 @@ std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_si
     try {
       CommunicatorImpl::Parts parts;
       parts.rank = rank;
-      parts.size = world_size;
+      parts.size = size;
       parts.options = options;
       parts.loopback = true;
       parts.store = store;
-      if (options.share_memory)
-        parts.host = std::static_pointer_cast<comm::HostGroupImpl>(hosts[at]);
-      else
-        parts.group =
-            comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, world_size, options.timeout);
+      parts.map = map;
+      if (share) parts.local = groups[static_cast<std::size_t>(map.host[at])][static_cast<std::size_t>(map.local[at])];
+      if (!share || map.hosts() > 1)
+        parts.group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, size, options.timeout);
       all[at] = std::make_shared<CommunicatorImpl>(std::move(parts));
     } catch (...) {
       errors[at] = std::current_exception();
     }
   };
   std::vector<std::thread> threads;  // setting up is collective
-  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(make, rank);
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(make, rank);
   for (auto& thread : threads) thread.join();
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);
   return all;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_size, const CommOptions& options) {
+  require(world_size >= 1, "[comm.in_process_communicators] world_size ", world_size, "; at least 1");
+  if (options.share_memory) return threads(comm::blocks_of_ranks({world_size}), options, true);
+  return threads(comm::blocks_of_ranks(std::vector<int>(static_cast<std::size_t>(world_size), 1)), options, false);
+}
+
+std::vector<std::shared_ptr<Communicator>> in_process_hosts(const std::vector<int>& ranks_per_host, const CommOptions& options) {
+  int world_size = 0;
+  for (int ranks : ranks_per_host) {
+    require(ranks >= 1, "[comm.in_process_hosts] a host of ", ranks, " ranks; at least 1");
+    world_size += ranks;
+  }
+  require(world_size >= 1, "[comm.in_process_hosts] no host");
+  if (!options.share_memory) return in_process_communicators(world_size, options);
+  return threads(comm::blocks_of_ranks(ranks_per_host), options, true);
 }
 
 }  // namespace unshard

@@ -52,6 +52,27 @@ void check_reduction(const char* op, std::string_view detail, const at::Tensor& 
 /// Real parts as a view, so that transports see numbers only.
 at::Tensor as_real(const at::Tensor& tensor) { return has_complex_dtype(tensor) ? at::view_as_real(tensor.detach()) : tensor; }
 
+/// `all`: one slice a rank; `output`: one a host, the sum over its ranks.
+void add_by_host(at::Tensor& output, const at::Tensor& all, const HostMap& map) {
+  const at::Tensor slices = all.view({map.world_size(), -1}), sums = output.view({map.hosts(), -1});
+  for (int host = 0; host < map.hosts(); ++host) {
+    const auto& ranks = map.ranks[static_cast<std::size_t>(host)];
+    at::Tensor sum = slices.select(0, ranks[0]);
+    if (c10::isReducedFloatingType(sum.scalar_type())) sum = sum.to(at::kFloat);
+    for (std::size_t i = 1; i < ranks.size(); ++i) sum = sum.add(slices.select(0, ranks[i]));
+    sums.select(0, host).copy_(sum);
+  }
+}
+
+/// What the members of a sub-group that are on `rank`'s host are called in messages: their numbers in the sub-group.
+Names names_of_subgroup(const std::vector<int>& members, const HostMap& map, int rank) {
+  Names names{{}, static_cast<int>(members.size())};
+  for (std::size_t i = 0; i < members.size(); ++i)
+    if (map.host[static_cast<std::size_t>(members[i])] == map.host[static_cast<std::size_t>(rank)])
+      names.ranks.push_back(static_cast<int>(i));
+  return names;
+}
+
 void copy_all(at::Tensor& output, const at::Tensor& input) {
   if (output.data_ptr() != input.data_ptr()) output.detach().view({-1}).copy_(input.detach().view({-1}));
 }
@@ -62,15 +83,23 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
     : rank_(parts.rank),
       size_(parts.size),
       options_(std::move(parts.options)),
-      host_(std::move(parts.host)),
+      map_(parts.map.host.empty() ? HostMap(std::vector<int>(static_cast<std::size_t>(std::max(parts.size, 1)), 0)) : std::move(parts.map)),
+      local_(std::move(parts.local)),
+      host_(map_.hosts() == 1 ? local_ : nullptr),
       group_(std::move(parts.group)),
       store_(std::move(parts.store)),
       local_peers_(std::move(parts.local_peers)),
       loopback_(parts.loopback) {
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
-  if (group_)
-    c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, C10dOptions{options_.timeout, options_.interrupt_check, &local_peers_});
+  if (group_) {
+    std::function<void(std::int64_t)> sent;
+    if (spans_hosts()) sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
+    c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_,
+                                            C10dOptions{options_.timeout, options_.interrupt_check, std::move(sent), &local_peers_});
+    if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
+      hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
+  }
   if (!host_) {
     const StoreRules rules{options_.timeout, [this] {
                              for (int peer : local_peers_.dead())
@@ -87,6 +116,7 @@ CommunicatorImpl::~CommunicatorImpl() = default;
 
 Transport& CommunicatorImpl::transport_for(const Call& call, const at::Tensor& tensor) const {
   if (shared_memory_ && tensor.is_cpu()) return *shared_memory_;
+  if (hierarchical_ && tensor.is_cpu()) return *hierarchical_;
   require(c10d_ != nullptr, Place{call.op, call.detail}.text(), " no transport for tensors on ", tensor.device(),
           "; create the communicator over a c10d process group with a backend for them");
   return *c10d_;
@@ -103,6 +133,8 @@ void CommunicatorImpl::set_broken(std::string_view reason) {
   std::lock_guard<std::mutex> lock(broken_mutex_);
   if (!is_broken_.load()) broken_ = first_line(reason);
   is_broken_.store(true, std::memory_order_release);
+  // The peers of this host may be waiting for this rank, which waited for another host's.
+  if (spans_hosts()) local_->fail(broken_);
 }
 
 template <class Function>
@@ -144,6 +176,24 @@ void CommunicatorImpl::reduce_scatter(at::Tensor& output, const at::Tensor& inpu
     if (size_ == 1) return copy_all(output, input);
     at::Tensor to = as_real(output);
     transport_for(call, input).reduce_scatter(call, to, as_real(input), op);
+  });
+}
+
+void CommunicatorImpl::reduce_scatter_by_host(at::Tensor& output, const at::Tensor& input, std::string_view detail) {
+  constexpr const char* kOp = "reduce_scatter_by_host";
+  check_pair(kOp, detail, output, input);
+  check_reduction(kOp, detail, input, ReduceOp::sum);
+  require(input.numel() * map_.hosts() == output.numel() * size_ && input.numel() % size_ == 0, where(kOp, detail), " input has ",
+          input.numel(), " elements, output ", output.numel(), "; wanted slices for ", size_, " ranks and of ", map_.hosts(), " hosts");
+  perform(kOp, detail, share(input.nbytes()), [&](const Call& call) {
+    if (size_ == 1) return copy_all(output, input);
+    at::Tensor to = as_real(output);
+    const at::Tensor from = as_real(input);
+    auto& transport = transport_for(call, input);
+    if (&transport != c10d_.get() || map_.hosts() == size_) return transport.reduce_scatter_by_host(call, to, from);
+    at::Tensor all = at::empty(from.sizes(), from.options());
+    transport.all_to_all(call, all, from);
+    add_by_host(to, all, map_);
   });
 }
 
@@ -202,6 +252,8 @@ void CommunicatorImpl::barrier(std::string_view place) {
   perform("barrier", place, 0, [&](const Call& call) {
     if (host_) {
       host_->barrier(place);
+    } else if (hierarchical_) {
+      hierarchical_->barrier(call);
     } else if (size_ > 1) {
       gather_strings(call, "");
     }
@@ -229,7 +281,10 @@ std::vector<std::string> CommunicatorImpl::gather_strings(const Call& call, cons
 std::vector<std::string> CommunicatorImpl::all_gather_strings(const std::string& mine) {
   std::vector<std::string> all{mine};
   perform("all_gather_strings", {}, size_ > 1 ? static_cast<std::int64_t>(mine.size()) : 0, [&](const Call& call) {
-    if (size_ > 1) all = host_ ? host_->all_gather_strings(mine, "all_gather_strings") : gather_strings(call, mine);
+    if (size_ == 1) return;
+    all = host_           ? host_->all_gather_strings(mine, call.op)
+          : hierarchical_ ? hierarchical_->all_gather_strings(call, mine)
+                          : gather_strings(call, mine);
   });
   return all;
 }
@@ -280,9 +335,14 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.options = options_;
     parts.loopback = loopback_;
     if (store_) parts.store = substore("subgroup", name);
-    if (host_) parts.host = host_->subset(ranks);
+    parts.map = map_.subset(ranks);
+    std::vector<int> here;  // numbers in the local group of this host's members
+    for (int member : ranks)
+      if (map_.host[static_cast<std::size_t>(member)] == map_.host[static_cast<std::size_t>(rank_)])
+        here.push_back(map_.local[static_cast<std::size_t>(member)]);
+    if (local_) parts.local = local_->subset(here, names_of_subgroup(ranks, map_, rank_));
     if (parts.rank < 0) return;
-    if (!host_ && parts.size > 1)
+    if (!(parts.local && parts.map.hosts() == 1) && parts.size > 1)
       parts.group = loopback_ ? make_loopback_group(parts.store, parts.rank, parts.size, options_.timeout)
                               : make_gloo_group(parts.store, parts.rank, parts.size, options_.timeout);
     result = std::make_shared<CommunicatorImpl>(std::move(parts));

@@ -7,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/c10d_transport.h"
+#include "comm/hierarchical_transport.h"
 #include "comm/host_group_internal.h"
+#include "comm/host_map.h"
 #include "comm/peer_watch.h"
 #include "comm/store_exchange.h"
 #include "comm/transport.h"
@@ -20,13 +23,14 @@ class CommunicatorImpl final : public Communicator {
   struct Parts {
     int rank = 0, size = 1;
     CommOptions options;
-    std::shared_ptr<HostGroupImpl> host;           ///< null: not all ranks share memory
-    c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null: no c10d transport (then host is set, or size is 1)
+    std::shared_ptr<HostGroupImpl> local;          ///< this rank's host, where memory is shared; null: it isn't
+    HostMap map;                                   ///< size 1 may leave it empty
+    c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null: no c10d transport (then all ranks are on one host, or size is 1)
     c10::intrusive_ptr<c10d::Store> store;         ///< null: no new_process_group
     PeerWatch local_peers;                         ///< for c10d: ranks of this host
     bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
   };
-  /// Collective when host is set (it makes the staging memory).
+  /// Collective when local is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
   ~CommunicatorImpl() override;
 
@@ -34,6 +38,7 @@ class CommunicatorImpl final : public Communicator {
   int world_size() const override { return size_; }
   void all_gather(at::Tensor& output, const at::Tensor& input, std::string_view detail) override;
   void reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string_view detail) override;
+  void reduce_scatter_by_host(at::Tensor& output, const at::Tensor& input, std::string_view detail) override;
   void all_reduce(at::Tensor& tensor, ReduceOp op, std::string_view detail) override;
   void broadcast(at::Tensor& tensor, int root, std::string_view detail) override;
   void all_to_all(at::Tensor& output, const at::Tensor& input, std::string_view detail) override;
@@ -44,6 +49,8 @@ class CommunicatorImpl final : public Communicator {
   void check_all_in(std::string_view call) override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) override;
   HostGroup* host() const override { return host_.get(); }
+  HostGroup* local_host() const override { return local_.get(); }
+  std::vector<int> hosts() const override { return map_.host; }
   c10::intrusive_ptr<c10d::ProcessGroup> new_process_group(std::string_view name) override;
   const std::map<std::string, OpCount>& counts() const override { return counts_; }
   void add_count(std::string_view op, std::int64_t bytes) override;
@@ -55,25 +62,31 @@ class CommunicatorImpl final : public Communicator {
 
  private:
   Transport& transport_for(const Call& call, const at::Tensor& tensor) const;
-  /// Record, run, count. After an error the group is out of step: every later call throws at once, naming the first error.
+  /// Record, run, count. After an error the group is out of step: every later call throws at once, naming the first error, and so do the
+  /// waits of this host's peers.
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   std::vector<std::string> gather_strings(const Call& call, const std::string& mine);
   void check_usable(const Call& call) const;
   void set_broken(std::string_view reason);
   void check_peer(const char* op, int peer) const;
+  bool spans_hosts() const { return local_ && map_.hosts() > 1; }
   std::int64_t share(std::int64_t bytes) const { return bytes / size_ * (size_ - 1); }
   c10::intrusive_ptr<c10d::Store> substore(std::string_view kind, std::string_view name);
 
   const int rank_, size_;
   const CommOptions options_;
-  const std::shared_ptr<HostGroupImpl> host_;
+  const HostMap map_;
+  const std::shared_ptr<HostGroupImpl> local_;
+  const std::shared_ptr<HostGroupImpl> host_;  ///< local_ where all ranks are on one host
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const PeerWatch local_peers_;
   const bool loopback_;
-  std::unique_ptr<Transport> shared_memory_, c10d_;
-  std::unique_ptr<StoreExchange> calls_, strings_;  ///< over the store, when memory isn't shared; strings_: without a CPU backend
+  std::unique_ptr<Transport> shared_memory_;
+  std::unique_ptr<C10dTransport> c10d_;
+  std::unique_ptr<HierarchicalTransport> hierarchical_;  ///< several hosts, several ranks on one of them
+  std::unique_ptr<StoreExchange> calls_, strings_;       ///< over the store, when memory isn't shared; strings_: without a CPU backend
 
   FlightRecorder recorder_;
   std::map<std::string, OpCount> counts_;

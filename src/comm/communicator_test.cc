@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -21,28 +23,60 @@ using namespace std::chrono_literals;
 using testing::run_ranks;
 using testing::unshared;
 
+/// Ranks on each host; no sharing: every rank is a host of its own.
 struct Case {
-  int size;
-  bool share;
+  std::vector<int> hosts;
+  bool share = true;
+
+  int size() const { return std::accumulate(hosts.begin(), hosts.end(), 0); }
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  return std::to_string(info.param.size) + (info.param.share ? "_shared" : "_gloo");
+  std::string name;
+  for (int ranks : info.param.hosts) name += std::to_string(ranks) + "_";
+  return name + (!info.param.share ? "gloo" : info.param.hosts.size() == 1 ? "shared" : "hosts");
 }
 
 class Collectives : public ::testing::TestWithParam<Case> {
  protected:
-  int size() const { return GetParam().size; }
+  int size() const { return GetParam().size(); }
+  bool one_host() const { return GetParam().share && GetParam().hosts.size() == 1; }
+  /// By rank.
+  std::vector<int> hosts() const {
+    std::vector<int> hosts;
+    for (std::size_t host = 0; host < GetParam().hosts.size(); ++host)
+      for (int i = 0; i < GetParam().hosts[host]; ++i) hosts.push_back(GetParam().share ? static_cast<int>(host) : i);
+    return hosts;
+  }
   CommOptions options() const { return GetParam().share ? CommOptions{} : unshared(); }
+  void run(const std::function<void(int, Communicator&)>& fn) const { testing::run_hosts(GetParam().hosts, options(), fn); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives,
-                         ::testing::Values(Case{1, true}, Case{2, true}, Case{3, true}, Case{4, true}, Case{2, false}, Case{3, false}),
+                         ::testing::Values(Case{{1}}, Case{{2}}, Case{{3}}, Case{{4}}, Case{{2}, false}, Case{{3}, false}, Case{{1, 1}},
+                                           Case{{2, 2}}, Case{{1, 3}}, Case{{2, 1, 1}}, Case{{2, 3}}),
                          name_of);
 
 /// Small integers that differ by rank and position: sums are exact in every dtype.
 at::Tensor values(int rank, std::int64_t numel, at::ScalarType dtype) {
   return (at::arange(numel, at::kLong) * (rank + 3) % 7 - (c10::isSignedType(dtype) ? 3 : 0)).to(dtype);
+}
+
+/// Each host's ranks in order, rounded once to the dtype, then the hosts in order, rounded once.
+at::Tensor sum_by_host(Communicator& comm, const std::function<at::Tensor(int)>& input) {
+  const auto hosts = comm.hosts();
+  at::Tensor total;
+  for (int host = 0; host <= *std::max_element(hosts.begin(), hosts.end()); ++host) {
+    at::Tensor sum;
+    for (int rank = 0; rank < comm.world_size(); ++rank) {
+      if (hosts[static_cast<std::size_t>(rank)] != host) continue;
+      const at::Tensor wide = input(rank).to(at::kFloat);
+      sum = sum.defined() ? sum + wide : wide;
+    }
+    sum = sum.to(input(0).scalar_type()).to(at::kFloat);
+    total = total.defined() ? total + sum : sum;
+  }
+  return total.to(input(0).scalar_type());
 }
 
 const std::vector<at::ScalarType> kMoved{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
@@ -57,7 +91,7 @@ std::vector<std::int64_t> sizes_for(at::ScalarType dtype) {
 }
 
 TEST_P(Collectives, AllGatherBringsEveryRanksTensor) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto dtype : kMoved)
       for (auto numel : sizes_for(dtype)) {
         std::vector<at::Tensor> parts;
@@ -79,7 +113,7 @@ at::Tensor reduce_reference(int size, std::int64_t numel, at::ScalarType dtype, 
 }
 
 TEST_P(Collectives, ReduceScatterLeavesThisRanksSliceOfTheReduction) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto dtype : kReduced)
       for (auto numel : sizes_for(dtype))
         for (auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
@@ -92,7 +126,7 @@ TEST_P(Collectives, ReduceScatterLeavesThisRanksSliceOfTheReduction) {
 }
 
 TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto dtype : kReduced)
       for (auto numel : sizes_for(dtype))
         for (auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
@@ -104,7 +138,7 @@ TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) {
 }
 
 TEST_P(Collectives, ComplexTensorsAreSummed) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     at::Tensor tensor = values(rank, 33, at::kComplexFloat);
     comm.all_reduce(tensor);
     EXPECT_TRUE(at::equal(tensor, reduce_reference(size(), 33, at::kComplexFloat, ReduceOp::sum)));
@@ -112,7 +146,7 @@ TEST_P(Collectives, ComplexTensorsAreSummed) {
 }
 
 TEST_P(Collectives, BroadcastCopiesTheRoot) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto dtype : kMoved)
       for (auto numel : sizes_for(dtype))
         for (int root = 0; root < size(); ++root) {
@@ -124,7 +158,7 @@ TEST_P(Collectives, BroadcastCopiesTheRoot) {
 }
 
 TEST_P(Collectives, AllToAllTransposesSlices) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto dtype : kMoved)
       for (auto numel : sizes_for(dtype)) {
         std::vector<at::Tensor> wanted;
@@ -138,7 +172,7 @@ TEST_P(Collectives, AllToAllTransposesSlices) {
 
 TEST_P(Collectives, MessagesGoRoundTheRing) {
   if (size() == 1) return;  // there is no peer to send to
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (auto numel : {1, 5000, 200'000}) {
       const int next = (rank + 1) % size(), previous = (rank + size() - 1) % size();
       at::Tensor got = at::zeros({numel}, at::kFloat);
@@ -152,7 +186,7 @@ TEST_P(Collectives, MessagesGoRoundTheRing) {
 }
 
 TEST_P(Collectives, StringsComeInRankOrder) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     for (std::size_t length : {0, 1, 4095, 4096, 20'000}) {
       const auto all = comm.all_gather_strings(std::string(length * static_cast<std::size_t>(rank + 1), static_cast<char>('a' + rank)));
       ASSERT_EQ(all.size(), static_cast<std::size_t>(size()));
@@ -162,22 +196,26 @@ TEST_P(Collectives, StringsComeInRankOrder) {
   });
 }
 
-TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+TEST_P(Collectives, SixteenBitSumsAreRoundedOnceAHost) {
+  run([&](int rank, Communicator& comm) {
     // 256 + 1 + 1 ...: in bf16 256 + 1 rounds back to 256, in fp32 the ones add up.
-    at::Tensor tensor = at::full({64}, rank == 0 ? 256.0 : 1.0, at::kBFloat16);
+    const auto input = [](int r) { return at::full({64}, r == 0 ? 256.0 : 1.0, at::kBFloat16); };
+    const at::Tensor wanted = sum_by_host(comm, input);
+    if (one_host()) {
+      EXPECT_TRUE(at::equal(wanted, at::full({64}, 256.0 + size() - 1, at::kFloat).to(at::kBFloat16)));
+    }
+    at::Tensor tensor = input(rank);
     comm.all_reduce(tensor);
-    EXPECT_TRUE(at::equal(tensor, at::full({64}, 256.0 + size() - 1, at::kFloat).to(at::kBFloat16)));
+    EXPECT_TRUE(at::equal(tensor, wanted));
   });
 }
 
-TEST_P(Collectives, SumsAreTheSameBitsAsAddingInRankOrder) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+TEST_P(Collectives, SumsAreTheSameBitsAsAddingRanksAndThenHostsInOrder) {
+  run([&](int rank, Communicator& comm) {
     const auto uneven = [](int r) {
       return (at::arange(5001, at::kFloat) * 0.7310585f + static_cast<float>(r)).sin() * (r == 1 ? 1e6 : 1.0);
     };
-    at::Tensor wanted = uneven(0).clone();
-    for (int r = 1; r < size(); ++r) wanted += uneven(r);
+    const at::Tensor wanted = sum_by_host(comm, uneven);
     at::Tensor tensor = uneven(rank).clone();
     comm.all_reduce(tensor);
     EXPECT_TRUE(at::equal(tensor, wanted));
@@ -185,7 +223,7 @@ TEST_P(Collectives, SumsAreTheSameBitsAsAddingInRankOrder) {
 }
 
 TEST_P(Collectives, CountersEqualTheFormulas) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     const std::int64_t n = size(), slice = 100, whole_bytes = slice * n * 4;
     at::Tensor part = at::zeros({slice}, at::kFloat), whole = at::zeros({slice * n}, at::kFloat),
                other = at::zeros({slice * n}, at::kFloat);
@@ -208,7 +246,7 @@ TEST_P(Collectives, CountersEqualTheFormulas) {
 }
 
 TEST_P(Collectives, CallersMistakesAreFoundBeforeCommunication) {
-  run_ranks(size(), options(), [&](int, Communicator& comm) {
+  run([&](int, Communicator& comm) {
     at::Tensor output = at::zeros({4 * size() + 1}, at::kFloat), bools = at::zeros({4}, at::kBool);
     EXPECT_THROW(comm.all_gather(output, at::zeros({4}, at::kFloat)), std::invalid_argument);
     at::Tensor halves = at::zeros({3}, at::kHalf);
@@ -222,14 +260,17 @@ TEST_P(Collectives, CallersMistakesAreFoundBeforeCommunication) {
 }
 
 TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  run([&](int rank, Communicator& comm) {
     std::vector<int> even;
     for (int r = 0; r < size(); r += 2) even.push_back(r);
     const auto group = comm.subgroup(even, "even");
     EXPECT_EQ(group != nullptr, rank % 2 == 0);
     if (group) {
       EXPECT_EQ(group->rank(), rank / 2);
-      EXPECT_EQ(group->host() != nullptr, GetParam().share);
+      const auto hosts = comm.hosts();
+      const bool together = std::all_of(even.begin(), even.end(), [&](int r) { return hosts[static_cast<std::size_t>(r)] == hosts[0]; });
+      EXPECT_EQ(group->host() != nullptr, GetParam().share && together);
+      EXPECT_EQ(group->local_host() != nullptr, GetParam().share);
       at::Tensor sum = at::full({7}, rank, at::kLong);
       group->all_reduce(sum);
       EXPECT_TRUE(at::equal(sum, at::full({7}, std::accumulate(even.begin(), even.end(), 0), at::kLong)));
@@ -238,14 +279,35 @@ TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
   });
 }
 
+TEST_P(Collectives, HostsAreNumberedByTheirFirstRankAndHaveGroupsOfTheirOwn) {
+  run([&](int rank, Communicator& comm) {
+    const auto wanted = hosts();
+    EXPECT_EQ(comm.hosts(), wanted);
+    EXPECT_EQ(comm.host() != nullptr, one_host());
+    HostGroup* here = comm.local_host();
+    ASSERT_EQ(here != nullptr, GetParam().share);
+    if (!here) return;
+    const auto mine = static_cast<std::size_t>(rank);
+    EXPECT_EQ(here->size(), std::count(wanted.begin(), wanted.end(), wanted[mine]));
+    EXPECT_EQ(here->rank(), std::count(wanted.begin(), wanted.begin() + rank, wanted[mine]));
+    std::vector<int> numbers(static_cast<std::size_t>(here->size()));
+    here->all_gather_small(&rank, sizeof(rank), numbers.data(), "numbers");
+    EXPECT_EQ(numbers[static_cast<std::size_t>(here->rank())], rank);
+    EXPECT_TRUE(std::is_sorted(numbers.begin(), numbers.end()));
+  });
+}
+
 TEST_P(Collectives, OneGroupAndStoreServeSeveralCommunicators) {
   if (size() == 1) return;  // a world of one has no store
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_ranks(size(), [&](int rank, Communicator&) {
+    auto options = this->options();
+    if (GetParam().hosts.size() > 1) options.host_name = "host " + std::to_string(hosts()[static_cast<std::size_t>(rank)]);
     const auto group = comm::make_loopback_group(c10::make_intrusive<c10d::PrefixStore>("theirs", store), rank, size(), 30s);
     for (int i = 0; i < 2; ++i) {
-      const auto first = make_communicator(group, store, options()), second = make_communicator(group, store, options());
-      EXPECT_EQ(first->host() != nullptr, GetParam().share);
+      const auto first = make_communicator(group, store, options), second = make_communicator(group, store, options);
+      EXPECT_EQ(first->host() != nullptr, one_host());
+      EXPECT_EQ(first->hosts(), hosts());
       at::Tensor ones = at::ones({100}, at::kFloat), more = at::ones({100}, at::kFloat);
       first->all_reduce(ones);
       second->all_reduce(more);
@@ -258,8 +320,8 @@ TEST_P(Collectives, OneGroupAndStoreServeSeveralCommunicators) {
 }
 
 TEST_P(Collectives, RanksInDifferentCollectivesAreAnErrorInSharedMemory) {
-  if (size() == 1 || !GetParam().share) return;  // Gloo doesn't compare
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  if (size() == 1 || !one_host()) return;  // Gloo doesn't compare
+  run([&](int rank, Communicator& comm) {
     at::Tensor tensor = at::zeros({100}, at::kFloat), longer = at::zeros({101}, at::kFloat);
     try {
       comm.all_reduce(rank == 1 ? longer : tensor, ReduceOp::sum, "norm");
@@ -273,8 +335,8 @@ TEST_P(Collectives, RanksInDifferentCollectivesAreAnErrorInSharedMemory) {
 }
 
 TEST_P(Collectives, ShortMessagesMayBeTakenInAnotherOrder) {
-  if (size() == 1 || !GetParam().share) return;  // Gloo's send waits for its receiver
-  run_ranks(size(), options(), [&](int rank, Communicator& comm) {
+  if (size() == 1 || !one_host()) return;  // Gloo's send waits for its receiver
+  run([&](int rank, Communicator& comm) {
     if (rank > 1) return;
     at::Tensor a = at::full({10}, 1.0), b = at::full({20}, 2.0);
     if (rank == 0) {
@@ -304,7 +366,7 @@ TEST(CommunicatorWaits, ASlowSenderIsWaitedForThoughAnotherRankLeft) {
 }
 
 TEST_P(Collectives, RecorderKeepsTheLastCalls) {
-  run_ranks(size(), options(), [&](int, Communicator& comm) {
+  run([&](int, Communicator& comm) {
     comm.set_step(12);
     at::Tensor tensor = at::zeros({8}, at::kFloat);
     comm.all_reduce(tensor, ReduceOp::sum, "bucket 3: blocks.0.up.weight");

@@ -34,7 +34,8 @@ HostGroupImpl::HostGroupImpl(Parts parts)
       control_(reinterpret_cast<ControlBlock*>(control_segment_->data())),
       watch_(std::move(parts.watch)),
       channel_(std::move(parts.channel)),
-      share_(std::move(parts.share)) {
+      share_(std::move(parts.share)),
+      names_(std::move(parts.names)) {
   mine().pid.store(::getpid(), std::memory_order_relaxed);
   mine().since_ns.store(monotonic_ns(), std::memory_order_release);
 }
@@ -73,8 +74,8 @@ void HostGroupImpl::all_gather_small(const void* mine_data, std::size_t bytes, v
     const SmallSlot& theirs = block(peer).small[sequence % 2];
     const std::uint32_t sent = theirs.bytes.load(std::memory_order_relaxed);
     if (sent != bytes)
-      throw CommError(cat("[comm.all_gather_small '", where, "'] rank ", rank_, " brought ", bytes, " bytes, rank ", peer, " ", sent,
-                          ": they are in different calls"));
+      throw CommError(cat("[comm.all_gather_small '", where, "'] rank ", name(rank_), " brought ", bytes, " bytes, rank ", name(peer), " ",
+                          sent, ": they are in different calls"));
     if (bytes) std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(peer) * bytes, theirs.data, bytes);
   }
 }
@@ -120,8 +121,8 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
     const std::string& report = reports[static_cast<std::size_t>(peer)];
     const auto line = report.find('\n');
     if (report.substr(0, line) != wanted)
-      throw CommError(
-          cat("[comm.create_segment] rank ", rank_, " asks for '", wanted, "', rank ", peer, " for '", report.substr(0, line), "'"));
+      throw CommError(cat("[comm.create_segment] rank ", this->name(rank_), " asks for '", wanted, "', rank ", this->name(peer), " for '",
+                          report.substr(0, line), "'"));
     if (line + 1 < report.size()) throw CommError(report.substr(line + 1));
   }
   if (size_ == 1) return segment;
@@ -144,7 +145,7 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
       look_for_ended_peers([] { return false; }, place, {}, clock);
       if (options_.interrupt_check) options_.interrupt_check();
       if (static_cast<double>(monotonic_ns() - started) * 1e-9 > options_.timeout.count())
-        throw CommError(cat(place.text(), " rank 0 sent no memory for ", options_.timeout.count(), " s: ", describe_ranks()));
+        throw CommError(cat(place.text(), " rank ", this->name(0), " sent no memory for ", options_.timeout.count(), " s: ", describe_ranks()));
     });
     try {
       segment = MemfdSegment::map(std::move(fd), std::string(name), limit_bytes);

@@ -26,6 +26,12 @@ struct Place {
   std::string text() const;
 };
 
+/// What ranks are called in messages, where this group is part of a larger one that spans hosts.
+struct Names {
+  std::vector<int> ranks;  ///< by rank of this group: its number in the larger one; empty: the same
+  int world_size = 0;      ///< of the larger one
+};
+
 /// What ranks that are threads of one process share instead of sockets.
 struct InProcessShare {
   std::mutex mutex;
@@ -51,6 +57,7 @@ class HostGroupImpl final : public HostGroup {
     PeerWatch watch;
     FdChannel channel;                      ///< processes
     std::shared_ptr<InProcessShare> share;  ///< threads; null: processes
+    Names names;
   };
   explicit HostGroupImpl(Parts parts);
   ~HostGroupImpl() override;
@@ -72,13 +79,17 @@ class HostGroupImpl final : public HostGroup {
   /// As wait_until. Returns false only when rules.give_up passed.
   bool wait(const std::function<bool()>& ready, const Place& place, const WaitRules& rules = {});
   /// Collective over this group: a group of its own for `ranks`, null on the others.
-  std::shared_ptr<HostGroupImpl> subset(const std::vector<int>& ranks);
+  std::shared_ptr<HostGroupImpl> subset(const std::vector<int>& ranks, const Names& names = {});
   /// Collective. Any length; about 2 us per 4 KiB of the longest.
   std::vector<std::string> all_gather_strings(const std::string& mine, std::string_view where);
   /// Collective by intent: see Communicator::check_all_in.
   void check_all_in(std::string_view call, std::chrono::duration<double> limit);
   /// The processes behind the ranks, for transports that watch them too.
   const PeerWatch& watch() const { return watch_; }
+
+  /// The number of a rank in messages, and "rank 2 of 4" for this one.
+  int name(int rank) const { return names_.ranks.empty() ? rank : names_.ranks[static_cast<std::size_t>(rank)]; }
+  std::string own_name() const;
 
   /// "rank 1 (pid 1234) ..., last seen in backward of step 3 at 'blocks.1.up.weight'; this is rank 0 of 2"
   std::string describe_end(int rank, std::string_view what) const;
@@ -110,10 +121,16 @@ class HostGroupImpl final : public HostGroup {
   const PeerWatch watch_;
   const FdChannel channel_;
   const std::shared_ptr<InProcessShare> share_;
+  const Names names_;
 
   std::uint64_t small_gathers_ = 0, announcements_ = 0;  ///< collective calls are made by one thread at a time
   std::atomic<bool> ended_{false};                       ///< failed or gone: the phase is final
   std::mutex waiting_mutex_;                             ///< texts of several sleeping threads
 };
+
+/// HostGroup's factories, with names. Collective.
+std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names = {});
+std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGroup::Exchange& exchange, const HostGroupOptions& options,
+                                               const Names& names = {});
 
 }  // namespace unshard::comm

@@ -9,77 +9,70 @@
 #include "comm/host_group_internal.h"
 #include "unshard/core/error.h"
 
-namespace unshard {
-
-using comm::HostGroupImpl;
+namespace unshard::comm {
 
 namespace {
 
-std::shared_ptr<comm::MemfdSegment> make_control(int size) {
-  const std::size_t bytes = comm::ControlBlock::bytes(size);
-  return comm::MemfdSegment::create("control", bytes, bytes, comm::Backing::allocated);
+std::shared_ptr<MemfdSegment> make_control(int size) {
+  const std::size_t bytes = ControlBlock::bytes(size);
+  return MemfdSegment::create("control", bytes, bytes, Backing::allocated);
 }
 
-std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options) {
+}  // namespace
+
+std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names) {
   require(size >= 1, "[comm.in_process] size ", size, "; at least 1");
   const auto control = make_control(size);
-  const auto share = std::make_shared<comm::InProcessShare>();
+  const auto share = std::make_shared<InProcessShare>();
   std::vector<std::shared_ptr<HostGroupImpl>> handles;
   for (int rank = 0; rank < size; ++rank)
-    handles.push_back(std::make_shared<HostGroupImpl>(HostGroupImpl::Parts{rank, size, options, control, {}, {}, share}));
+    handles.push_back(std::make_shared<HostGroupImpl>(HostGroupImpl::Parts{rank, size, options, control, {}, {}, share, names}));
   return handles;
 }
 
-std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGroup::Exchange& exchange, const HostGroupOptions& options) {
+std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGroup::Exchange& exchange, const HostGroupOptions& options,
+                                               const Names& names) {
   require(size >= 1 && rank >= 0 && rank < size, "[comm.connect] rank ", rank, " of ", size);
-  HostGroupImpl::Parts parts{rank, size, options, nullptr, {}, {}, nullptr};
-  std::optional<comm::FdListener> listener;
+  HostGroupImpl::Parts parts{rank, size, options, nullptr, {}, {}, nullptr, names};
+  const auto name = [&](int r) { return names.ranks.empty() ? r : names.ranks[static_cast<std::size_t>(r)]; };
+  std::optional<FdListener> listener;
   if (rank == 0) listener.emplace();
   const auto cards = exchange(cat(::getpid(), " ", listener ? listener->name() : "-"));
   require(static_cast<int>(cards.size()) == size, "[comm.connect] exchange returned ", cards.size(), " strings for ", size, " ranks");
   std::vector<int> pids;
   for (const auto& card : cards) pids.push_back(std::atoi(card.c_str()));
-  parts.watch = comm::PeerWatch(pids);
+  parts.watch = PeerWatch(pids);
 
-  const std::int64_t started = comm::monotonic_ns();
+  const std::int64_t started = monotonic_ns();
   const auto check = [&] {
     for (int peer : parts.watch.dead())
-      throw CommError(cat("[comm.connect] rank ", peer, " (pid ", pids[static_cast<std::size_t>(peer)], ") is gone; this is rank ", rank,
-                          " of ", size, ", setting up shared memory"));
+      throw CommError(cat("[comm.connect] rank ", name(peer), " (pid ", pids[static_cast<std::size_t>(peer)], ") is gone; this is rank ",
+                          name(rank), ", setting up shared memory"));
     if (options.interrupt_check) options.interrupt_check();
-    if (static_cast<double>(comm::monotonic_ns() - started) * 1e-9 > options.timeout.count())
-      throw CommError(cat("[comm.connect] not every rank came within ", options.timeout.count(), " s; this is rank ", rank, " of ", size));
+    if (static_cast<double>(monotonic_ns() - started) * 1e-9 > options.timeout.count())
+      throw CommError(
+          cat("[comm.connect] not every rank of this host came within ", options.timeout.count(), " s; this is rank ", name(rank)));
   };
   if (rank == 0) {
     parts.control = make_control(size);
-    parts.channel = comm::FdChannel::accept_all(*listener, size, check);
+    parts.channel = FdChannel::accept_all(*listener, size, check);
     parts.channel.send_to_all(parts.control->fd());
   } else {
-    parts.channel = comm::FdChannel::connect_to(cards[0].substr(cards[0].find(' ') + 1), rank);
-    parts.control = comm::MemfdSegment::map(parts.channel.receive(check), "control", comm::ControlBlock::bytes(size));
+    parts.channel = FdChannel::connect_to(cards[0].substr(cards[0].find(' ') + 1), rank);
+    parts.control = MemfdSegment::map(parts.channel.receive(check), "control", ControlBlock::bytes(size));
   }
   auto group = std::make_shared<HostGroupImpl>(std::move(parts));
   group->barrier("connect");  // from here on every rank's block is filled in
   return group;
 }
 
-}  // namespace
-
-std::vector<std::shared_ptr<HostGroup>> HostGroup::in_process(int size, const HostGroupOptions& options) {
-  const auto handles = threads_group(size, options);
-  return {handles.begin(), handles.end()};
-}
-
-std::shared_ptr<HostGroup> HostGroup::connect(int rank, int size, const Exchange& exchange, const HostGroupOptions& options) {
-  return processes_group(rank, size, exchange, options);
-}
-
-std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ranks) {
+std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ranks, const Names& names) {
   check_member("subset");
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
   const int new_rank = self == ranks.end() ? -1 : static_cast<int>(self - ranks.begin());
   if (share_) {
-    if (rank_ == 0) share_->group = threads_group(static_cast<int>(ranks.size()), options_);
+    if (ranks.empty()) return nullptr;
+    if (rank_ == 0) share_->group = threads_group(static_cast<int>(ranks.size()), options_, names);
     barrier("subgroup");
     auto handle = new_rank < 0 ? nullptr : share_->group[static_cast<std::size_t>(new_rank)];
     barrier("subgroup");
@@ -92,9 +85,22 @@ std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ran
     for (int rank : ranks) members.push_back(all[static_cast<std::size_t>(rank)]);
     return members;
   };
-  if (new_rank >= 0) return processes_group(new_rank, static_cast<int>(ranks.size()), among_members, options_);
+  if (new_rank >= 0) return processes_group(new_rank, static_cast<int>(ranks.size()), among_members, options_, names);
   among_members("");  // the gather is collective over the whole group
   return nullptr;
+}
+
+}  // namespace unshard::comm
+
+namespace unshard {
+
+std::vector<std::shared_ptr<HostGroup>> HostGroup::in_process(int size, const HostGroupOptions& options) {
+  const auto handles = comm::threads_group(size, options);
+  return {handles.begin(), handles.end()};
+}
+
+std::shared_ptr<HostGroup> HostGroup::connect(int rank, int size, const Exchange& exchange, const HostGroupOptions& options) {
+  return comm::processes_group(rank, size, exchange, options);
 }
 
 }  // namespace unshard

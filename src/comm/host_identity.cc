@@ -19,12 +19,13 @@ std::string link_target(const char* path) {
 
 }  // namespace
 
-std::string host_identity() {
+std::string host_identity(const std::string& name) {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  if (boot.empty()) return cat("unknown ", ::getpid());  // equal to nobody's: no sharing
-  return cat(boot, ' ', link_target("/proc/self/ns/pid"), ' ', link_target("/proc/self/ns/net"), ' ', link_target("/proc/self/ns/ipc"), ' ',
-             ::getuid());
+  if (boot.empty())
+    return name.empty() ? cat("unknown ", ::getpid()) : cat("named ", name);  // without a name equal to nobody's: no sharing
+  return cat(name.empty() ? "" : cat("named ", name, " on "), boot, ' ', link_target("/proc/self/ns/pid"), ' ',
+             link_target("/proc/self/ns/net"), ' ', link_target("/proc/self/ns/ipc"), ' ', ::getuid());
 }
 
 }  // namespace unshard::comm

@@ -5,6 +5,8 @@
 namespace unshard::comm {
 
 /// Equal on processes that can watch each other by pid, reach each other's abstract sockets and belong to one user: boot, namespaces, user.
-std::string host_identity();
+/// `name` tells apart what would be one host (CommOptions::host_name); processes that can't share memory never get equal ones by it, unless
+/// the system says nothing about itself.
+std::string host_identity(const std::string& name = {});
 
 }  // namespace unshard::comm

@@ -79,14 +79,16 @@ std::string HostGroupImpl::last_seen(int rank) const {
 
 std::string HostGroupImpl::describe_end(int rank, std::string_view what) const {
   const int pid = block(rank).pid.load(std::memory_order_relaxed);
-  return cat("rank ", rank, " (pid ", pid, ") ", what, ", last seen in ", last_seen(rank), "; this is rank ", rank_, " of ", size_, " in ",
+  return cat("rank ", name(rank), " (pid ", pid, ") ", what, ", last seen in ", last_seen(rank), "; this is ", own_name(), " in ",
              last_seen(rank_));
 }
+
+std::string HostGroupImpl::own_name() const { return cat("rank ", name(rank_), " of ", names_.ranks.empty() ? size_ : names_.world_size); }
 
 std::string HostGroupImpl::describe(int rank) const {
   const RankBlock& peer = block(rank);
   const Phase phase = phase_of(rank);
-  std::string text = cat("rank ", rank, ": ");
+  std::string text = cat("rank ", name(rank), ": ");
   if (phase == Phase::failed) return text + cat("failed (", peer.failure.get(), ") in ", last_seen(rank));
   if (phase == Phase::gone) return text + cat("gone, last seen in ", last_seen(rank));
   const double seconds = static_cast<double>(monotonic_ns() - peer.since_ns.load(std::memory_order_relaxed)) * 1e-9;
@@ -103,7 +105,8 @@ std::string HostGroupImpl::describe_ranks() const {
   for (int rank = 0; rank < size_; ++rank) {
     text += rank ? "; " : "";
     const bool died = phase_of(rank) != Phase::gone && std::find(dead.begin(), dead.end(), rank) != dead.end();
-    text += died ? cat("rank ", rank, ": gone (pid ", block(rank).pid.load(), " died), last seen in ", last_seen(rank)) : describe(rank);
+    text +=
+        died ? cat("rank ", name(rank), ": gone (pid ", block(rank).pid.load(), " died), last seen in ", last_seen(rank)) : describe(rank);
   }
   return text;
 }

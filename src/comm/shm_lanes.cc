@@ -8,7 +8,8 @@ namespace unshard::comm {
 
 namespace {
 
-constexpr std::array<const char*, 6> kOps{"", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"};
+constexpr std::array<const char*, 8> kOps{"",          "all_gather", "reduce_scatter", "all_reduce",
+                                          "broadcast", "all_to_all", "barrier",        "reduce_scatter_by_host"};
 constexpr std::array<const char*, 3> kReductions{"sum", "max", "min"};
 
 std::uint64_t op_number(std::string_view op) {

@@ -18,6 +18,9 @@ class ShmTransport final : public Transport {
   void all_reduce(const Call& call, at::Tensor& tensor, ReduceOp op) override;
   void broadcast(const Call& call, at::Tensor& tensor, int root) override;
   void all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) override;
+  void reduce_scatter_by_host(const Call& call, at::Tensor& output, const at::Tensor& input) override {
+    reduce_scatter(call, output, input, ReduceOp::sum);
+  }
   void send(const Call& call, const at::Tensor& tensor, int destination, int tag) override;
   void recv(const Call& call, at::Tensor& tensor, int source, int tag) override;
 

@@ -40,10 +40,11 @@ struct RankReports {
   }
 };
 
-/// Run fn(rank, communicator) on `size` threads and wait for all. If one throws, the others' waits end too, and the first failing rank's
+/// Run fn(rank, communicator) on a thread each and wait for all. If one throws, the others' waits end too, and the first failing rank's
 /// error is thrown as std::runtime_error("rank 2: ..."). Ranks that still run after `limit_s` end the program: threads can't be stopped.
-inline void run_ranks(int size, const CommOptions& options, const std::function<void(int, Communicator&)>& fn, double limit_s = 60) {
-  auto communicators = in_process_communicators(size, options);
+inline void run_on(std::vector<std::shared_ptr<Communicator>> communicators, const std::function<void(int, Communicator&)>& fn,
+                   double limit_s = 60) {
+  const int size = static_cast<int>(communicators.size());
   RankReports reports;
   reports.running = size;
   const auto run = [&](int rank) {
@@ -59,7 +60,7 @@ inline void run_ranks(int size, const CommOptions& options, const std::function<
     }
     if (!error.empty()) {
       reports.fail(rank, error);
-      if (communicator->host()) communicator->host()->fail("rank " + std::to_string(rank) + " threw: " + error);
+      if (communicator->local_host()) communicator->local_host()->fail("rank " + std::to_string(rank) + " threw: " + error);
     }
     communicator.reset();  // closes Gloo's connections, which releases peers that don't share memory
     std::lock_guard<std::mutex> lock(reports.mutex);
@@ -78,6 +79,16 @@ inline void run_ranks(int size, const CommOptions& options, const std::function<
   }
   for (auto& thread : threads) thread.join();
   if (reports.first_failed >= 0) throw std::runtime_error("rank " + std::to_string(reports.first_failed) + ": " + reports.first_error);
+}
+
+inline void run_ranks(int size, const CommOptions& options, const std::function<void(int, Communicator&)>& fn, double limit_s = 60) {
+  run_on(in_process_communicators(size, options), fn, limit_s);
+}
+
+/// Ranks on several hosts, so many on each.
+inline void run_hosts(const std::vector<int>& ranks_per_host, const CommOptions& options, const std::function<void(int, Communicator&)>& fn,
+                      double limit_s = 60) {
+  run_on(in_process_hosts(ranks_per_host, options), fn, limit_s);
 }
 
 inline void run_ranks(int size, const std::function<void(int, Communicator&)>& fn) { run_ranks(size, CommOptions{}, fn); }

@@ -23,6 +23,8 @@ class Transport {
   virtual void all_reduce(const Call& call, at::Tensor& tensor, ReduceOp op) = 0;
   virtual void broadcast(const Call& call, at::Tensor& tensor, int root) = 0;
   virtual void all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) = 0;
+  /// See Communicator.
+  virtual void reduce_scatter_by_host(const Call& call, at::Tensor& output, const at::Tensor& input) = 0;
   virtual void send(const Call& call, const at::Tensor& tensor, int destination, int tag) = 0;
   virtual void recv(const Call& call, at::Tensor& tensor, int source, int tag) = 0;
 };

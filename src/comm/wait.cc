@@ -19,6 +19,18 @@ constexpr auto kLongAfter = 200ms;
 constexpr auto kInterruptEvery = 50ms;
 constexpr auto kGrace = 3s;  // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
 
+/// One waiter among those that a notifier must wake.
+class Sleeper {
+ public:
+  explicit Sleeper(std::atomic<std::uint32_t>& count) : count_(count) { count_.fetch_add(1, std::memory_order_seq_cst); }
+  ~Sleeper() { count_.fetch_sub(1, std::memory_order_seq_cst); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& count_;
+};
+
 std::int64_t ns(Seconds seconds) { return static_cast<std::int64_t>(std::min(seconds.count(), 9e9) * 1e9); }
 }  // namespace
 
@@ -60,13 +72,14 @@ bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place&
   const std::int64_t limit = ns(rules.give_up ? std::min(*rules.give_up, options_.timeout) : options_.timeout);
   for (;;) {
     const bool patient = monotonic_ns() - clock.started > std::chrono::nanoseconds(kLongAfter).count();
-    control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t word = control_->wake.load(std::memory_order_acquire);
-    const bool done = ready();
-    if (!done && !(control_->departures.load(std::memory_order_acquire) && clock.ended_seen == 0))
-      futex_wait(control_->wake, word, patient ? kLongSleep : kShortSleep);
-    control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (done || ready()) return true;
+    {
+      const Sleeper counted(control_->sleepers);
+      const std::uint32_t word = control_->wake.load(std::memory_order_acquire);
+      if (ready()) return true;
+      if (!(control_->departures.load(std::memory_order_acquire) && clock.ended_seen == 0))
+        futex_wait(control_->wake, word, patient ? kLongSleep : kShortSleep);
+    }
+    if (ready()) return true;
 
     const std::int64_t now = monotonic_ns();
     if (now - clock.looked >= std::chrono::nanoseconds(kShortSleep).count() || control_->departures.load(std::memory_order_acquire)) {
@@ -80,8 +93,7 @@ bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place&
     }
     if (now - clock.started >= limit) {
       if (rules.give_up && *rules.give_up < options_.timeout) return false;
-      throw CommError(cat(place.text(), " no progress for ", options_.timeout.count(), " s: ", describe_ranks(), "; this is rank ", rank_,
-                          " of ", size_));
+      throw CommError(cat(place.text(), " no progress for ", options_.timeout.count(), " s: ", describe_ranks(), "; this is ", own_name()));
     }
   }
 }

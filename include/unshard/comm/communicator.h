@@ -31,16 +31,25 @@ struct OpCount {
   std::int64_t calls = 0, bytes = 0;
 };
 
+/// The entry of Communicator::counts() that has what this rank sent to ranks of other hosts: the sum over a host's ranks is what leaves
+/// that host. Its bytes are part of the operations' own entries. Kept for CPU tensors, where memory is shared inside the hosts.
+inline constexpr std::string_view kHostLink = "host_link";
+
 struct CommOptions {
   bool share_memory = true;  ///< false: as if every rank were on a host of its own
+  /// What names this rank's host; ranks that name the same one share memory. Empty: found out (machine, network and process namespaces).
+  /// Overridden for tests and for machines that are cut in two. Python and the launchers set it from UNSHARD_HOST.
+  std::string host_name;
   std::chrono::duration<double> timeout{1800};
   std::chrono::duration<double> collective_check{60};
   std::function<void()> interrupt_check;  ///< see HostGroupOptions
 };
 
 /// A group of ranks. Collectives: all ranks of the group call them in the same order with equal sizes and dtypes; tensors are contiguous.
-/// Reductions add in rank order: the same bits on every rank, every run, on both transports. Errors: std::invalid_argument before any
-/// communication; CommError (peer dead, stalled, disagreeing) naming rank, collective, detail.
+/// Reductions add in rank order: the same bits on every rank, every run, whatever moves them. Where several hosts take part and one of them
+/// has several ranks, each host's ranks are added first, then the hosts' sums, in order; every byte then crosses between two hosts once,
+/// not once a rank, and 16-bit sums are rounded once a host. Errors: std::invalid_argument before any communication; CommError (peer dead,
+/// stalled, disagreeing) naming rank, collective, detail.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -51,6 +60,9 @@ class Communicator {
   virtual void all_gather(at::Tensor& output, const at::Tensor& input, std::string_view detail = {}) = 0;
   /// [world_size * n] on each rank -> [n]: this rank's slice of the reduction. 16-bit inputs are added in fp32.
   virtual void reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::sum, std::string_view detail = {}) = 0;
+  /// reduce_scatter (sum) that keeps the hosts' parts apart: [world_size * n] on each rank -> [hosts * n], for this rank's slice the sum
+  /// over each host's ranks, hosts in order. With one rank a host: every rank's slice as it is.
+  virtual void reduce_scatter_by_host(at::Tensor& output, const at::Tensor& input, std::string_view detail = {}) = 0;
   virtual void all_reduce(at::Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view detail = {}) = 0;
   virtual void broadcast(at::Tensor& tensor, int root, std::string_view detail = {}) = 0;
   /// Equal splits: slice r of `input` goes to rank r.
@@ -71,6 +83,12 @@ class Communicator {
 
   /// Non-null when all ranks of this group share this host's memory (and sharing is on).
   virtual HostGroup* host() const = 0;
+  /// The ranks of this group on this rank's host, when they share memory (and sharing is on): host() where all do. Its ranks are numbered
+  /// 0.. in the order of this group's. Null with sharing off, or without memory to share; never null when several hosts take part.
+  virtual HostGroup* local_host() const { return host(); }
+  /// The host of every rank, by rank: hosts are numbered in the order of their first rank. With sharing off every rank is a host of its
+  /// own.
+  virtual std::vector<int> hosts() const = 0;
   /// A c10d group of its own for `name` (one-sided service), or nullptr without c10d. Collective.
   virtual c10::intrusive_ptr<c10d::ProcessGroup> new_process_group(std::string_view name) = 0;
 
@@ -97,6 +115,8 @@ std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::Process
 
 /// Ranks as threads of this process, for tests: element r is rank r's. With share_memory off they talk through Gloo over loopback.
 std::vector<std::shared_ptr<Communicator>> in_process_communicators(int world_size, const CommOptions& options = {});
+/// The same on several hosts of so many ranks each (rank order): memory is shared inside a host, Gloo over loopback between them.
+std::vector<std::shared_ptr<Communicator>> in_process_hosts(const std::vector<int>& ranks_per_host, const CommOptions& options = {});
 
 /// A world of one that needs no c10d.
 std::shared_ptr<Communicator> single_process_communicator(const CommOptions& options = {});
