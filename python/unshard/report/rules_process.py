@@ -54,9 +54,9 @@ def threads(facts):
         why = f"OMP_NUM_THREADS={said}" if said else "OMP_NUM_THREADS isn't set, so each starts one a core"
         less = f"export OMP_NUM_THREADS={cores // ranks} (`unshard run` does so unless it is set)"
         fewer = f"start at most {cores} ranks here, with OMP_NUM_THREADS=1"
-        yield ("too_many_threads", "problem",
-               f"{ranks} rank{'s' * (ranks > 1)} of {each} thread{'s' * (each > 1)} share {cores} core{'s' * (cores > 1)} ({why}): they stand in "
-               "each other's way", less if cores >= ranks else fewer)
+        who = f"{ranks} rank{'s' * (ranks > 1)} of {each} thread{'s' * (each > 1)}"
+        yield ("too_many_threads", "problem", f"{who} share {cores} core{'s' * (cores > 1)} ({why}): they stand in each other's way",
+               less if cores >= ranks else fewer)
 
 
 def shared_memory(facts):
