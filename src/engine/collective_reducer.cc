@@ -1,5 +1,7 @@
-// Ranks whose memory isn't shared: one all_to_all a round brings every rank its slices, which it adds in rank order. A thread of its own
-// issues them, over a group of its own, while backward goes on.
+// Ranks whose memory isn't shared by all: one exchange a round brings every rank its slice of every host's sum, which it adds in the order
+// of the hosts. A host's ranks add up theirs in shared memory first, so that one partial sum a destination crosses between two hosts; with
+// one rank a host (or no shared memory) the slices come as they are. A thread of its own issues the exchanges, over a group of its own,
+// while backward goes on.
 //
 // [Note: order of collectives] All ranks issue rounds in one total order: round by round, in each the buckets by index. Before the drain
 // a rank issues only what it has posted and what is next in that order, so it has issued a prefix of the order; what a rank never posts
@@ -31,6 +33,7 @@ struct Operation {
 /// Shared with the thread, which may outlive the reducer when it is stuck in a collective whose peers are gone.
 struct Exchange {
   std::shared_ptr<Communicator> group;
+  int hosts = 1;
   std::vector<Bucket> buckets;
   c10::Device device{c10::kCPU};
   Reducer::Sink sink;
@@ -66,11 +69,11 @@ void run_operation(Exchange& state, const Operation& operation, at::Tensor input
   const auto& bucket = state.buckets[operation.bucket];
   const int world = state.group->world_size();
   if (!input.defined()) input = flat::zeros(bucket.slice_numel * world, bucket.dtype, state.device);
-  auto output = flat::empty(bucket.slice_numel * world, bucket.dtype, state.device);
-  state.group->all_to_all(output, input, bucket.label);
+  auto output = flat::empty(bucket.slice_numel * state.hosts, bucket.dtype, state.device);
+  state.group->reduce_scatter_by_host(output, input, bucket.label);
   if (operation.dropped) return;
   std::vector<at::Tensor> slices;
-  for (int r = 0; r < world; ++r) slices.push_back(flat::slice(output, bucket.slice_numel * r, bucket.slice_numel));
+  for (int host = 0; host < state.hosts; ++host) slices.push_back(flat::slice(output, bucket.slice_numel * host, bucket.slice_numel));
   const std::lock_guard adding(state.sink_mutex);
   {
     const std::lock_guard lock(state.mutex);
@@ -124,6 +127,8 @@ class CollectiveReducer final : public Reducer {
     std::vector<int> ranks(comm_->world_size());
     for (int r = 0; r < comm_->world_size(); ++r) ranks[r] = r;
     state_->group = comm_->subgroup(ranks, "gradients");
+    const auto hosts = state_->group->hosts();
+    state_->hosts = 1 + *std::max_element(hosts.begin(), hosts.end());
     state_->buckets = plan.buckets;
     state_->device = device;
     state_->sink = std::move(sink);
@@ -268,10 +273,10 @@ void CollectiveReducer::drain() {
     lock.lock();
   }
   if (state_->error) std::rethrow_exception(state_->error);
-  std::int64_t sent = 0;
-  const auto& counts = state_->group->counts();
-  for (const auto& [name, count] : counts) sent += count.bytes;
+  std::int64_t sent = 0, crossed = 0;
+  for (const auto& [name, count] : state_->group->counts()) (name == kHostLink ? crossed : sent) += count.bytes;
   comm_->add_count("reduce_scatter", sent);
+  if (crossed > 0) comm_->add_count(kHostLink, crossed);
   state_->group->reset_counts();
   state_->issued = 0;
   state_->frozen = !options_.overlap;

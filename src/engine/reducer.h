@@ -4,7 +4,8 @@
 // [Note: rounds] A bucket is posted when all of its members have a gradient, when a member gets its second one, or at the drain. The k-th
 // post of bucket b since the last drain is its round k. Ranks whose control flow differs have different numbers of rounds; a rank that has
 // no round k of b adds nothing to it. The accumulator of a rank's own slice takes round after round, in each the ranks in rank order:
-// the same additions in the same order for every stage, every transport and every timing.
+// the same additions in the same order for every stage, every transport and every timing. Where several hosts have several ranks, a round
+// is the hosts' sums in order, each of them its ranks' in rank order and in the bucket's dtype.
 //
 // [Note: epochs] What is posted between two drains is an epoch. zero_grad ends an epoch too (discard): all ranks call it at the same place
 // of their program, so that they count epochs alike; a rank that has contributed nothing follows the others.
@@ -32,8 +33,9 @@ struct ReducerOptions {
 
 class Reducer {
  public:
-  /// Takes the slices that this rank owns, of one round of a bucket, from the ranks that took part, in rank order. Rounds of a bucket come
-  /// in order. Called from the thread that polls or drains, or from the reducer's own; never from two at once, never after drain returns.
+  /// Takes the slices that this rank owns, of one round of a bucket, from the ranks that took part, in rank order (or one a host, summed
+  /// over its ranks). Rounds of a bucket come in order. Called from the thread that polls or drains, or from the reducer's own; never from
+  /// two at once, never after drain returns.
   using Sink = std::function<void(int bucket, const std::vector<at::Tensor>& slices)>;
 
   virtual ~Reducer() = default;
@@ -59,7 +61,7 @@ class Reducer {
 std::unique_ptr<Reducer> make_local_reducer(const BucketPlan& plan, c10::Device device, Reducer::Sink sink, const ReducerOptions& options);
 /// Ranks that share memory (comm.host()); CPU tensors. Collective.
 std::unique_ptr<Reducer> make_shared_reducer(const BucketPlan& plan, Communicator& comm, Reducer::Sink sink, const ReducerOptions& options);
-/// Any ranks, any device: an all_to_all a round, from a thread of its own. Collective.
+/// Any ranks, any device: one exchange a round, from a thread of its own, hosts first. Collective.
 std::unique_ptr<Reducer> make_collective_reducer(const BucketPlan& plan, std::shared_ptr<Communicator> comm, c10::Device device,
                                                  Reducer::Sink sink, const ReducerOptions& options);
 /// The one that fits. Collective.

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -30,6 +31,7 @@ BucketPlan some_plan(int world) {
 struct Program {
   int world = 2, epochs = 3;
   unsigned seed = 1;
+  std::vector<int> hosts;  ///< ranks on each; empty: one host, or as many as ranks
   bool share_memory = true, overlap = true, discards = false;
   std::int64_t ring_bytes = 1;  ///< the least: two slots
   int delay_us = 0;
@@ -56,7 +58,9 @@ Sums run(const Program& program) {
   options.share_memory = program.share_memory;
   options.timeout = std::chrono::seconds(30);
   const auto plan = some_plan(program.world);
-  run_ranks(program.world, options, [&](int rank, Communicator& comm) {
+  const auto communicators =
+      program.hosts.empty() ? in_process_communicators(program.world, options) : in_process_hosts(program.hosts, options);
+  run_on(communicators, [&](int rank, Communicator& comm) {
     Gradients gradients(plan, rank, false, c10::ScalarType::Float, c10::kCPU);
     ReducerOptions reducing;
     reducing.ring_bytes = program.ring_bytes;
@@ -102,7 +106,7 @@ Sums run(const Program& program) {
   return sums;
 }
 
-// Round by round, in each the ranks in order, in fp32.
+// Round by round, in each the ranks in order, in fp32; on several hosts each host's ranks first.
 Sums expected(const Program& program) {
   Sums sums(program.epochs, std::vector<std::vector<float>>(program.world, std::vector<float>(kBuckets, 0)));
   for (int epoch = 0; epoch < program.epochs; ++epoch) {
@@ -118,8 +122,12 @@ Sums expected(const Program& program) {
       }
       float sum = 0;
       for (std::size_t k = 0; k < most; ++k) {
-        for (int r = 0; r < program.world; ++r) {
-          if (k < rounds[r].size()) sum += rounds[r][k];
+        const auto value = [&](int r) { return k < rounds[r].size() ? rounds[r][k] : 0.0f; };
+        int rank = 0;
+        for (const int ranks : program.hosts.empty() ? std::vector<int>(program.world, 1) : program.hosts) {
+          float part = value(rank++);
+          for (int i = 1; i < ranks; ++i) part += value(rank++);
+          sum += part;
         }
       }
       for (int r = 0; r < program.world; ++r) sums[epoch][r][b] = sum;
@@ -143,6 +151,72 @@ TEST(Reducer, DivergentRanksAddTheSameBitsOnEveryTransport) {
       program.share_memory = false;
       EXPECT_EQ(run(program), want);
     }
+  }
+}
+
+TEST(Reducer, SeveralHostsAddTheirRanksFirst) {
+  unsigned seed = 200;
+  for (const auto& hosts : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 3}, {2, 1, 1}}) {
+    for (const bool overlap : {true, false}) {
+      for (const bool discards : {true, false}) {
+        Program program;
+        program.seed = ++seed;
+        program.hosts = hosts;
+        program.world = std::accumulate(hosts.begin(), hosts.end(), 0);
+        program.overlap = overlap;
+        program.discards = discards;
+        program.delay_us = seed % 2 ? 300 : 0;
+        SCOPED_TRACE(cat("seed ", seed, ", ", hosts.size(), " hosts, overlap ", overlap, ", discards ", discards));
+        EXPECT_EQ(run(program), expected(program));
+      }
+    }
+  }
+}
+
+TEST(Reducer, OneRankAHostGivesTheBitsOfRanksThatDoNotShareMemory) {
+  for (unsigned seed = 300; seed < 304; ++seed) {
+    Program program;
+    program.seed = seed;
+    program.world = 3;
+    program.share_memory = false;
+    const auto want = run(program);
+    program.share_memory = true;
+    program.hosts = {1, 1, 1};
+    EXPECT_EQ(run(program), want);
+  }
+}
+
+// Of 16-bit buckets of [world][slice] elements each host sends a slice for every rank of the others, once.
+TEST(Reducer, OnePartialSumADestinationCrossesBetweenHosts) {
+  for (const auto& hosts : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 3}, {2, 1, 1}}) {
+    const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
+    constexpr std::int64_t kSlice = 77;
+    const auto plan = plan_buckets({{0, "w", {kSlice * world, world}, c10::ScalarType::BFloat16, true}}, world, kSlice * world);
+    std::vector<std::int64_t> crossed(hosts.size());
+    std::mutex mutex;
+    run_on(in_process_hosts(hosts), [&](int rank, Communicator& comm) {
+      const std::shared_ptr<Communicator> shared(&comm, [](Communicator*) {});
+      at::Tensor got;
+      auto reducer = make_reducer(plan, shared, c10::kCPU,
+                                  [&](int, const std::vector<at::Tensor>& slices) {
+                                    got = slices[0].to(at::kFloat);
+                                    for (std::size_t i = 1; i < slices.size(); ++i) got += slices[i].to(at::kFloat);
+                                  },
+                                  {});
+      reducer->begin(0).fill_(rank + 1);
+      reducer->post(0);
+      comm.reset_counts();
+      reducer->drain();
+      EXPECT_TRUE(at::equal(got, at::full({kSlice}, world * (world + 1) / 2, at::kFloat)));
+      const auto agreed = static_cast<std::int64_t>(plan.buckets.size() + 3) * 8;  // each rank's counts of rounds, to every other host
+      const auto others = static_cast<std::int64_t>(hosts.size()) - 1;
+      {
+        const std::lock_guard lock(mutex);
+        crossed[comm.hosts()[rank]] += comm.counts().at(std::string(kHostLink)).bytes - agreed * others;
+      }
+      comm.barrier("counted");
+    });
+    for (std::size_t h = 0; h < hosts.size(); ++h) EXPECT_EQ(crossed[h], kSlice * (world - hosts[h]) * 2) << "host " << h;
   }
 }
 
