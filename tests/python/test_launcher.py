@@ -438,6 +438,14 @@ def test_contradictions_are_refused(here):
             plan_of(*wrong.split(), "train.py")
 
 
+def test_missing_programs_of_others(here, monkeypatch):
+    (here / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    for tool, program in (("ssh", "ssh"), ("pdsh", "pdsh"), ("slurm", "srun"), ("openmpi", "mpirun")):
+        done = launch("--hostfile=hosts", f"--launcher={tool}", script(here, ""))
+        assert done.returncode == 2 and program in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 def test_ports(here):
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -273,27 +273,28 @@ def test_no_ssh_failures_and_restarts_reach_all(job):
 
 
 def test_pdsh_starts_a_meeting(job):
-    """A stand-in that does what pdsh does with these arguments: the command, by ssh, on each host, %n being its number."""
+    """A stand-in that does what pdsh does with these arguments: the command on each host, by ssh, with the host's number for %n."""
     tools = job.folder / "tools"
     tools.mkdir()
-    job.script("""\
-        #!/bin/sh
-        [ "$1 $2 $3 $4" = "-S -f 1024 -w" ] || exit 99
-        hosts=$(echo "$5" | tr , " ") command=$6 n=0
-        for host in $hosts; do
-            ssh "$host" "$(echo "$command" | sed "s/%n/$n/")" < /dev/null & n=$((n + 1)); all="$all $!"
-        done
-        for one in $all; do wait "$one" || code=$?; done
-        exit ${code:-0}
+    job.script(f"""\
+        #!{sys.executable}
+        import subprocess, sys
+        assert sys.argv[1:5] == ["-S", "-f", "1024", "-w"]
+        commands = [["ssh", host, sys.argv[6].replace("%n", str(n))] for n, host in enumerate(sys.argv[5].split(","))]
+        started = [subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) for words in commands]
+        sys.exit(max(process.wait() for process in started))
     """, "tools/pdsh")
     (tools / "pdsh").chmod(0o755)
-    missing = job.run(job.hostfile(), "--launcher=pdsh", job.script(WRITE_WHAT_I_GOT))
-    assert missing.returncode == 2 and "needs the program pdsh" in missing.stderr
     job.env["PATH"] = f"{tools}:{job.env['PATH']}"
-    done = job.run(job.hostfile(), "--launcher=pdsh", "--master_port=29557", "train.py", *WORDS)
+    done = job.run(job.hostfile(), "--launcher=pdsh", "--master_port=29557", job.script(WRITE_WHAT_I_GOT), *WORDS)
     assert done.returncode == 0, done.stderr
     assert [job.got(rank)["host"] for rank in range(2)] == ["worker-1", "worker-2"]
     assert job.got(1)["argv"] == ["--local_rank=0", *WORDS]
+    process = job.start(job.hostfile(), "--launcher=pdsh", "--master_port=29558", job.script(FAMILY))
+    job.await_files("ready0", "ready1")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(6) == 128 + signal.SIGTERM, job.said()
+    assert not job.strangers_within(1)
 
 
 # ---- what would be started, without starting it
@@ -308,8 +309,8 @@ def test_dry_run_shows_the_commands(job):
     text = dry_run(job, job.hostfile(8), "--num_gpus=4", "--ssh_port=2200", "--launcher_args=-F config")
     assert "2 hosts, 8 ranks" in text and "worker-2: ranks 4-7 on slots 0-3" in text and "train.py --local_rank=N 'a b'" in text
     assert re.search(r"command for worker-1: \S*python\S* -m unshard.launcher.node", text)              # this machine needs no ssh
-    assert "-p 2200 -F config worker-2 'env PYTHONPATH=" in text
-    assert "-F config worker-1" not in text and "worker-1 'env" in dry_run(job, job.hostfile(), "--force_multi")
+    assert "-p 2200 -F config worker-2 'exec env PYTHONPATH=" in text
+    assert "-F config worker-1" not in text and "worker-1 'exec env" in dry_run(job, job.hostfile(), "--force_multi")
     assert "pdsh -S -f 1024 -w worker-1,worker-2 " in dry_run(job, job.hostfile(), "--launcher=pdsh")
     assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=worker-2" in dry_run(job, job.hostfile(), "--launcher=slurm",
                                                                                         "--exclude=worker-1")

@@ -23,14 +23,14 @@ def node_words(plan, node):
     return [*words, "--", *shown]
 
 
-def remote_command(words, venv_script=None, cwd=None):
+def remote_command(words, venv_script=None):
     """One line for a host's shell."""
     environment = [f"{name}={os.environ[name]}" for name in NEEDED_TO_START if os.environ.get(name)]
     command = shlex.join((["env", *environment] if environment else []) + ([] if venv_script else [sys.executable, *words]))
     if venv_script:
         inner = f". {shlex.quote(os.path.abspath(venv_script))} && exec {shlex.join([sys.executable, *words])}"
         command = f"{command} sh -c {shlex.quote(inner)}".strip()
-    return f"cd {shlex.quote(cwd)} && {command}" if cwd else command
+    return f"exec {command}"                     # no shell stays in between: the end of the connection is the end of node.py's parent
 
 
 def ssh_argv(options, host, remote):

@@ -85,7 +85,7 @@ class Node:
     # ---- the main thread
 
     def work(self):
-        import torch.distributed.launcher.api  # noqa: F401  takes a second or two, meanwhile the launcher hears from the other hosts
+        import_torch()                           # takes a second or two; meanwhile the launcher hears from the other hosts
         from unshard.launcher.agent import launch
         from unshard.launcher.node_plan import make_node_plan
 
@@ -159,6 +159,17 @@ class Node:
     def end_now(self):
         orphans.end_all_but(self._before)
         self.link.leave(1)
+
+
+def import_torch():
+    """Without the warnings of its sockets, which name what they can't find in the DNS. The ranks are to have them all the same."""
+    own = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    if own:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    import torch.distributed.launcher.api  # noqa: F401
+
+    if own:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,15 @@
 """The signals that ask a launcher to end its job."""
 import contextlib
+import ctypes
 import signal
 
+PR_SET_PDEATHSIG = 1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def terminate_with_parent():
+    """From now on the end of the parent process is a SIGTERM for this one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 @contextlib.contextmanager

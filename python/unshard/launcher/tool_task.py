@@ -1,16 +1,16 @@
 """What pdsh, srun or mpirun starts on each host: `python -m unshard.launcher.tool_task PLAN`. Which host this is says the tool."""
 import argparse
-import ctypes
 import os
 import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 from unshard.launcher.command import carry_out
 from unshard.launcher.devices import device_count
+from unshard.launcher.signals import terminate_with_parent
 from unshard.launcher.tools import decode
 
-PR_SET_PDEATHSIG = 1
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "SLURM_NODEID", "PMI_RANK")
 
 
@@ -18,13 +18,22 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m unshard.launcher.tool_task", description=__doc__)
     parser.add_argument("plan")
     parser.add_argument("--node_rank", type=int, default=-1)
+    parser.add_argument("--lease", action="store_true", help="the end of standard input is the end of the launcher")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)       # with the tool's process here: sshd, slurmstepd, orted
+    terminate_with_parent()                      # the tool's process here: sshd, slurmstepd, orted
+    if options.lease:
+        threading.Thread(target=end_with_input, name="unshard-lease", daemon=True).start()
     plan = decode(options.plan)
     plan.node_rank = options.node_rank if options.node_rank >= 0 else own_number(plan)
     os.chdir(plan.task["cwd"])
     return carry_out(plan, SimpleNamespace(connect_timeout=60, no_ssh_check=False, quiet=False, log_level=plan.task["log_level"],
                                            save_pid=False), device_count, "unshard run")
+
+
+def end_with_input():
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def own_number(plan):
