@@ -75,6 +75,8 @@ def add_output(group):
     group.add_argument("--no_rank_prefix", action="store_true", help="don't put [rank N] before each line where there are several ranks")
     group.add_argument("--enable_each_rank_log", default="", metavar="DIR",
                        help="write each rank's output to DIR/rankN.log on its host instead")
+    group.add_argument("--timeline", default="", metavar="DIR",
+                       help="trace what each rank does when, into this folder of its host (UNSHARD_TIMELINE)")
     group.add_argument("--save_pid", action="store_true",
                        help="keep the launcher's process id in <temporary folder>/<pid>.ds while it runs")
     group.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")

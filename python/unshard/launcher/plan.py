@@ -178,6 +178,8 @@ def task_of(options, way):
     environment = read_env_files()
     if way == SSH or way in flags.TOOLS:
         environment = {**exported(), **environment}
+    if options.timeline:
+        environment["UNSHARD_TIMELINE"] = os.path.abspath(options.timeline)
     return {"cwd": os.getcwd(), "script": options.script, "arguments": options.arguments, "module": options.module,
             "no_python": options.no_python, "pass_local_rank": not options.no_local_rank, "environment": environment,
             "named_slots": bool(options.include or options.exclude), "bind_cores": options.bind_cores_to_rank,
