@@ -36,7 +36,7 @@ def remote_command(words, venv_script=None):
 def ssh_argv(options, host, remote):
     port = ["-p", str(options.ssh_port)] if options.ssh_port else []
     # BatchMode: no question that nobody can answer. ServerAlive: a host that lost its network is given up after 20 s.
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(options.connect_timeout))}", "-o", "ServerAliveInterval=5",
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(options.connect_timeout / 2))}", "-o", "ServerAliveInterval=5",
             "-o", "ServerAliveCountMax=3", *port, *shlex.split(options.launcher_args), host, remote]
 
 

@@ -10,6 +10,7 @@ from unshard.launcher.watch import GRACE_S, write_all
 
 KILL_S = GRACE_S + 0.3       # after "stop": the hosts' own grace has passed, and what is left is killed
 GIVE_UP_S = GRACE_S + 0.8    # after "stop": a host that hasn't even answered that is left to the end of its input
+OTHERS_S = 1.0               # after the first host that can't do its part has said so, until the others have
 
 
 class Interrupted(Exception):
@@ -28,7 +29,7 @@ class Hub:
         self.answers = {}                        # {host: hello}
         self.codes = {}                          # {rank: exit status} of ranks that failed
         self.silent = []                         # hosts whose command ended well without saying anything that could be read
-        self.refusal = None                      # (host, words): it can't do its part
+        self.refusals = {}                       # {host: why it can't do its part}
         self.interrupted = None                  # signal number
         self._report = None
         self._selector = selectors.DefaultSelector()
@@ -63,18 +64,25 @@ class Hub:
 
     def hellos(self, limit_s):
         """Wait until every host has answered. Raises LaunchError for hosts that can't be reached or can't run node.py."""
-        end = time.monotonic() + limit_s
-        while len(self.answers) < len(self._alive) and self.refusal is None:
+        end, patience = time.monotonic() + limit_s, None
+        while late := [link.host for link in self._alive if link.host not in self.answers]:
             self._turn(0.1)
             if self.interrupted:
                 raise Interrupted(self.interrupted)
+            if self.refusals:
+                patience = patience or time.monotonic() + OTHERS_S       # to name all that can't be reached
+                end = min(end, patience)
             if time.monotonic() > end:
-                late = [link.host for link in self._alive if link.host not in self.answers]
-                raise LaunchError(f"no answer from {', '.join(late)} within {limit_s:g} s")
-        if self.refusal:
-            raise LaunchError("{}: {}".format(*self.refusal))
+                break
+        if self.refusals:
+            raise LaunchError(self.why_refused())
+        if late:
+            raise LaunchError(f"no answer from {', '.join(late)} within {limit_s:g} s")
         if self.silent and len(self.silent) < len(self.links):
             raise LaunchError(f"{', '.join(self.silent)} answered nothing that can be read, and ended: no ranks can be started there")
+
+    def why_refused(self):
+        return "; ".join(f"{host}: {words}" for host, words in self.refusals.items())
 
     # ---- the attempt
 
@@ -95,7 +103,7 @@ class Hub:
 
     def _decide(self):
         if self._stopped_at is None:
-            if self.interrupted or self.refusal or self._report.any_failure:
+            if self.interrupted or self.refusals or self._report.any_failure:
                 self._stopped_at = time.monotonic()
                 for link in self._alive:
                     link.send("stop")
@@ -150,7 +158,7 @@ class Hub:
         elif kind == "interrupted":
             self.interrupted = self.interrupted or fields["signal"]
         elif kind == "refused":
-            self.refusal = self.refusal or (link.host, fields["words"])
+            self.refusals[link.host] = fields["words"]
 
     def _at_end(self, link):
         """The line is dead."""
@@ -162,7 +170,7 @@ class Hub:
 
     def _part_ended(self, link, code, last):
         """In order after the end of the host's ranks or a stop; else it is news."""
-        expected = link in self._done or self._stopped_at is not None or (self.refusal and self.refusal[0] == link.host)
+        expected = link in self._done or self._stopped_at is not None or link.host in self.refusals
         self._done.add(link)
         if expected:
             return
@@ -171,13 +179,13 @@ class Hub:
         if self._report:
             self._report.host_failed(f"{link.host} is lost: {how}{last}")
         elif link.host in self.answers:
-            self.refusal = self.refusal or (link.host, f"is lost: {how}{last}")
+            self.refusals[link.host] = f"is lost: {how}{last}"
         elif code == 0:
             self.silent.append(link.host)
         elif code == 255 and link.what == "ssh":
-            self.refusal = self.refusal or (link.host, f"can't be reached{last}")
+            self.refusals[link.host] = f"can't be reached{last}"
         else:
-            self.refusal = self.refusal or (link.host, f"can't start unshard's launcher ({how}){last}")
+            self.refusals[link.host] = f"can't start unshard's launcher ({how}){last}"
 
     def _hear_errors(self, link, fd, last=False):
         text = b""

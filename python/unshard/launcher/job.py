@@ -70,9 +70,9 @@ def conduct(hub, plan, voice, attempt):
         report.printer.close()
         words, code, again = f"{signal.Signals(hub.interrupted).name}: all ranks were ended", 128 + hub.interrupted, False
         voice.say(words)
-    elif hub.refusal and not report.any_failure:
-        hub.finish(2, False, "{}: {}".format(*hub.refusal))
-        raise LaunchError("{}: {}".format(*hub.refusal))
+    elif hub.refusals and not report.any_failure:
+        hub.finish(2, False, hub.why_refused())
+        raise LaunchError(hub.why_refused())
     else:
         code = report.conclude(hub.codes)
         words, again = report.headline, code != 0 and attempt < plan.max_restarts
