@@ -4,7 +4,7 @@ The agent that starts, watches and ends a host's ranks is torchrun's, used as a 
 byte for byte, the first failing rank's exit code, and no process left behind. Nothing here imports torch before a job really starts.
 
     command -> options -> plan            what is asked for: which hosts, how many ranks, what they run
-    job -> agent (one machine)            the attempts; here the agent runs in the launcher itself
+    job -> agent (one machine)            the attempts; here the agent runs in the launcher itself (guard: in a child of it)
         -> connect, hub ~ node -> agent   several hosts: a line to node.py on each, by ssh; preflight decides whether all fit
         -> meeting                        the same where each host was given the command; tools: pdsh, srun, mpirun give it
     watch, report                         who failed first, what it said; every line with its rank

@@ -6,8 +6,9 @@ import tempfile
 
 from unshard.launcher.devices import device_count
 from unshard.launcher.errors import LaunchError
+from unshard.launcher.guard import guarded
 from unshard.launcher.options import TOOLS, build_parser
-from unshard.launcher.plan import make_plan
+from unshard.launcher.plan import HERE, make_plan
 
 
 class Voice:
@@ -45,6 +46,8 @@ def run_command(argv, prog):
     except LaunchError as error:
         voice.error(error)
         return 2
+    if plan.way == HERE:
+        return guarded(lambda: carry_out(plan, options, device_count, prog))
     return carry_out(plan, options, device_count, prog)
 
 

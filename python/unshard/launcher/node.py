@@ -15,6 +15,7 @@ from unshard.launcher import orphans
 from unshard.launcher.devices import device_count
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.frames import Unpacker, pack
+from unshard.launcher.guard import guarded
 from unshard.launcher.hello import hello
 from unshard.launcher.rank_command import rank_command
 from unshard.launcher.watch import GRACE_S, write_all
@@ -27,6 +28,10 @@ def main(argv=None):
     parser.add_argument("--port", type=int, default=None, help="the port asked for, on rank 0's host")
     parser.add_argument("shown", nargs=argparse.REMAINDER, help="for readers of a list of processes; the order comes over standard input")
     options = parser.parse_args(argv)
+    return guarded(lambda: run(options))
+
+
+def run(options):
     os.environ.pop("RANK", None)                 # of no job but the one to come
     link = Line()
     node = Node(link)
@@ -173,4 +178,4 @@ def import_torch():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

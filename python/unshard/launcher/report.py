@@ -39,6 +39,9 @@ class Printer:
     def close(self):
         """Show all that came, and leave the terminal at the beginning of a line."""
         self.flush()
+        self.end_line()
+
+    def end_line(self):
         if self._open:
             write_all(self._open[1], b"\n")
             self._open = None
