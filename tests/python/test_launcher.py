@@ -11,14 +11,17 @@ import textwrap
 import time
 
 import pytest
+import unshard
 from unshard.launcher.cores import parse_core_list, share_out
 from unshard.launcher.env_file import parse_env_lines
 from unshard.launcher.errors import LaunchError
+from unshard.launcher.frames import MAGIC, Unpacker, pack
 from unshard.launcher.hosts import parse_filter, read_hostfile, select
-from unshard.launcher.options import build_parser
-from unshard.launcher.plan import make_plan
 from unshard.launcher.node_plan import make_node_plan
+from unshard.launcher.options import build_parser
+from unshard.launcher.plan import Plan, Share, make_plan
 from unshard.launcher.ports import choose_port
+from unshard.launcher.preflight import check, settle_meeting_point
 from unshard.launcher.report import Printer, ranges
 
 PYTHON_DIR = str(pathlib.Path(__file__).resolve().parents[2] / "python")
@@ -365,6 +368,52 @@ def test_save_pid_file_lives_as_long_as_the_job(here, monkeypatch):
     """))
     assert done.stdout == "[True]\n", done.stderr
     assert not list(here.glob("*.ds"))
+
+
+# ---- between hosts (test_launcher_hosts.py has the hosts)
+
+def test_frames_survive_noise_and_any_cut():
+    sent = [("output", {"rank": 3}, b"x" * 50 + MAGIC[:5] + b"\n"), ("hello", {"words": "é\n"}, b""), ("done", {}, MAGIC)]
+    stream = b"Welcome!\n" + b"".join(pack(kind, payload, **fields) for kind, fields, payload in sent) + b"bye" + MAGIC[:4]
+    for step in (1, 2, 7, len(stream)):
+        unpacker, frames, noise = Unpacker(), [], b""
+        for at in range(0, len(stream), step):
+            for fields, payload in unpacker.feed(stream[at:at + step]):
+                if fields is None:
+                    noise += payload
+                else:
+                    frames.append((fields.pop("kind"), {name: fields[name] for name in fields if name != "size"}, payload))
+        assert frames == sent and noise + unpacker.rest() == b"Welcome!\nbye" + MAGIC[:4]
+
+
+def answer(**changes):
+    return {"protocol": 1, "unshard": unshard.__version__, "torch": "2.13.0", "python": "3.11.7", "machine": str(changes), **changes}
+
+
+def test_preflight_stops_at_definite_mismatches_only():
+    for other, why in ((answer(unshard="9.9"), "b has unshard 9.9"), (answer(torch="2.12.0"), "2.13.0 on a; 2.12.0 on b"),
+                       (answer(protocol=0), "install the same version")):
+        with pytest.raises(LaunchError, match=why):
+            check({"a": answer(), "b": other}, False, pytest.fail)
+    for other, why in ((answer(torch="2.13.0+cu128"), "builds of torch"), (answer(torch=None), "doesn't say"),
+                       (answer(python="3.12.1"), "versions of Python"), (answer(), "are one machine")):
+        warned = []
+        check({"a": answer(), "b": other}, False, warned.append)
+        assert len(warned) == 1 and why in warned[0]
+    warned = []
+    check({"a": answer(), "b": answer(unshard="9.9")}, True, warned.append)
+    assert len(warned) == 1
+
+
+def test_the_hosts_meet_where_they_saw_rank_0():
+    def meeting_point(local, **answers):
+        plan = Plan("ssh", [Share("a", [0]), Share("b", [0])], {}, "", None, -1, 0, local, [])
+        settle_meeting_point(plan, answers, lambda words: None)
+        return plan.master_addr, plan.master_port
+
+    assert meeting_point([], a={"port": 29500, "address": "10.0.0.7"}, b={}) == ("10.0.0.7", 29500)
+    assert meeting_point(["a"], a={"port": 1234, "address": ""}, b={"launcher_address": "10.0.0.9"}) == ("10.0.0.9", 1234)
+    assert meeting_point([], a={"port": 29500, "address": "127.0.0.1"}, b={}) == ("a", 29500)
 
 
 # ---- which ranks, where

@@ -23,7 +23,7 @@ class Ended:
     store: object            # hold_store's
 
 
-def launch(plan, sink):
+def launch(plan, sink, both_streams):
     """Start this host's ranks, wait for them, end them all. The sink hears of them meanwhile (see watch.Watch)."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -33,7 +33,7 @@ def launch(plan, sink):
     if plan.log_dir:
         os.makedirs(plan.log_dir, exist_ok=True)
     before = orphans.adopt()
-    watch = Watch(plan, sink)
+    watch = Watch(plan, sink, both_streams)
     codes, interrupted, store = {}, None, None
     try:
         with handed_over(plan, watch) as path:

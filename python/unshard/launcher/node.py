@@ -100,7 +100,7 @@ class Node:
             if self._stopping:
                 return 0
             self._working = True
-        ended = launch(plan, self)
+        ended = launch(plan, self, both_streams=True)
         self._working = False
         self.link.send("done", codes=ended.codes, stopped=ended.signal)
         if not ended.codes and ended.signal is None:

@@ -16,11 +16,12 @@ GRACE_S = 4.0            # between the first failure and SIGKILL for ranks that 
 
 
 class Watch:
-    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status or None, last lines); ranks are those of the whole job."""
+    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status or None, last lines); ranks are those of the whole job.
+    `both_streams`: watch their standard output too."""
 
-    def __init__(self, plan, sink):
+    def __init__(self, plan, sink, both_streams):
         self.started_read, self.started_write = os.pipe()
-        streams = (1, 2) if plan.prefixed else (2,)              # a single rank keeps the terminal as its standard output
+        streams = (1, 2) if both_streams else (2,)               # else the ranks keep this process's standard output
         self.pipes = {(local, stream): os.pipe() for local in range(plan.ranks) for stream in streams}
         self.first = None                                        # (local rank, exit status or None, time) of the first failure here
         self.pids = {}
