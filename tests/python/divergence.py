@@ -1,8 +1,8 @@
 """Random programs in which every rank goes its own way, what they should compute, and smaller programs that fail in the same way.
 
-A program is plain data (JSON). All ranks take part in its updates; between them each rank has a list of operations of its own: forwards along
-its own path through the model, some trained and some not, weights printed, forwards that raise, waits, nothing at all. `run` executes it on
-the ranks, `expected` computes the same with one dense model in one process, `differences` compares.
+A program is plain data (JSON). All ranks take part in its updates; between them each rank has a list of operations of its own: forwards
+along its own path through the model, some trained and some not, weights printed, forwards that raise, waits, nothing at all. `run` executes
+it on the ranks, `expected` computes the same with one dense model in one process, `differences` compares.
 """
 import copy
 import random
@@ -65,9 +65,9 @@ def generate(seed, hosts):
     alike = rng.random() < 0.15                                                       # a program without divergence, now and then
     steps = []
     for step in range(rng.randint(1, 4)):
-        micros = [[[] if step * gas + micro >= ends[rank] else _operations(rng, kinds) for rank in range(len(hosts))] for micro in range(gas)]
+        micros = [[[] if step * gas + micro >= end else _operations(rng, kinds) for end in ends] for micro in range(gas)]
         if alike:
-            micros = [[micro[0] for _ in hosts] for micro in micros]
+            micros = [[copy.deepcopy(micro[0]) for _ in hosts] for micro in micros]
         steps.append({"micros": micros, "read_gradients": rng.random() < 0.3})
     zero = {"stage": rng.choice([0, 1, 2, 3, 3, 3, 3, 3]), "stage3_max_live_parameters": rng.choice([0, 100, 10**9]),
             "stage3_prefetch_bucket_size": rng.choice([0, 60, 10**7]), "stage3_param_persistence_threshold": rng.choice([0, 0, 20]),

@@ -26,16 +26,16 @@ def why_not(pool, program):
     outcomes = pool.outcomes(divergence.run, program, limit=LIMIT_S, after_failure=LIMIT_S)
     bad = [o for o in outcomes if o.code != 0]
     if bad:
-        return "\n".join(f"rank {o.rank}: " + (f"at no end after {LIMIT_S} s" if o.code is None else f"ended with {o.code}") + "\n" + o.output[-1500:]
-                         for o in bad), True
+        ends = [f"at no end after {LIMIT_S} s" if o.code is None else f"ended with {o.code}" for o in bad]
+        return "\n".join(f"rank {o.rank}: {end}\n{o.output[-1500:]}" for o, end in zip(bad, ends))
     found = divergence.differences(program, [o.value for o in outcomes])
-    return ("\n".join(found[:10]), False) if found else (None, False)
+    return "\n".join(found[:10]) or None
 
 
 def in_a_pool_of_its_own(zygote, env):
     def fails(program):
         with Pool(zygote, program["hosts"], env) as pool:
-            return why_not(pool, program)[0] is not None
+            return why_not(pool, program) is not None
     return fails
 
 
@@ -45,11 +45,11 @@ def test_random_programs_equal_a_dense_process(zygote, placement):
     with Pool(zygote, hosts, env) as pool:
         for seed in range(FIRST_SEED, FIRST_SEED + PROGRAMS):
             program = divergence.generate(f"{placement} {seed}", hosts)
-            reason, _ = why_not(pool, program)
+            reason = why_not(pool, program)
             if reason:
                 smaller = divergence.shrink(program, in_a_pool_of_its_own(zygote, env))
                 with Pool(zygote, smaller["hosts"], env) as other:
-                    again, _ = why_not(other, smaller)
+                    again = why_not(other, smaller)
                 pytest.fail(f"placement {placement}, seed {seed} (UNSHARD_SEED={seed}): {reason}\nshrunk to\n{divergence.text(smaller)}\n"
                             f"which gives: {again}", pytrace=False)
 
