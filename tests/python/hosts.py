@@ -54,7 +54,7 @@ class Hosts:
         self.count, self.mbit, self.delay_ms, self.ssh = count, mbit, delay_ms, ssh
         self.names = [f"worker-{i + 1}" for i in range(count)]
         self._port = 29600
-        self._holders, self._daemons = [], []
+        self._holders, self._daemons, self._started = [], [], []
         self._folder = None
 
     def address(self, i):
@@ -87,6 +87,9 @@ class Hosts:
 
     def __exit__(self, *_):
         """What still runs inside the hosts is ended, whoever started it: nobody else can have a process there."""
+        for process in self._started:                            # one may still be on its way in
+            if process.poll() is None:
+                process.kill()
         for _ in range(50):
             inside = self.processes()
             for pid in inside:
@@ -105,7 +108,7 @@ class Hosts:
             for pipe in (process.stdin, process.stdout):
                 if pipe:
                     pipe.close()
-        self._daemons, self._holders = [], []
+        self._daemons, self._holders, self._started = [], [], []
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -136,7 +139,9 @@ class Hosts:
     def popen(self, i, argv, cwd=None, **options):
         """subprocess.Popen inside host i, leading its own session."""
         options.setdefault("start_new_session", True)
-        return subprocess.Popen(self.command(i, argv, cwd), **options)
+        process = subprocess.Popen(self.command(i, argv, cwd), **options)
+        self._started.append(process)
+        return process
 
     def run(self, i, argv, cwd=None, timeout=60, **options):
         """subprocess.run inside host i; output captured as text by default."""

@@ -60,10 +60,12 @@ def test_names_and_ends():
         assert [hosts.run(i, ["hostname"]).stdout for i in range(3)] == ["worker-1\n", "worker-2\n", "worker-3\n"]
         done = hosts.run(2, ["ssh", "worker-1", "hostname"])
         assert done.stdout == "worker-1\n", done.stderr
-        left = hosts.popen(1, ["sleep", "100"])
-        assert left.pid in hosts.strangers(1) and not hosts.strangers(0)
+        left = hosts.popen(1, ["sh", "-c", "echo in; exec sleep 100"], stdout=subprocess.PIPE)
+        assert left.stdout.readline() == b"in\n"
+        assert hosts.strangers(1) == [left.pid] and not hosts.strangers(0)
         everything = hosts.processes()
-    assert left.wait(5) != 0
+    with left:
+        assert left.wait(5) != 0
     assert not [pid for pid in everything if os.path.exists(f"/proc/{pid}") and pathlib.Path(f"/proc/{pid}/comm").read_text() == "sshd\n"]
 
 
