@@ -162,15 +162,16 @@ class Pool:
             raise AssertionError(f"rank {first.rank} of {self.world} {what}\n{first.output[-6000:]}")
         return [o.value for o in outcomes]
 
-    def outcomes(self, function, *args, limit=60, after_failure=None):
-        """An Outcome a rank; ranks that are at no end at the limit (or `after_failure` seconds after the first failure) are killed."""
+    def outcomes(self, function, *args, limit=60, after_failure=None, leave_out=()):
+        """An Outcome a rank; ranks that are at no end at the limit (or `after_failure` seconds after the first failure) are killed, as are
+        those of `leave_out` when all others are at an end."""
         job = json.dumps([function.__code__.co_filename, function.__name__, args]).encode() + b"\n"
         begin = time.monotonic()
         for one in self._sockets:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 one.sendall(job)
         answers, end = {}, begin + limit
-        while len(answers) < self.world and time.monotonic() < end:
+        while any(rank not in answers for rank in range(self.world) if rank not in leave_out) and time.monotonic() < end:
             waiting = [rank for rank in range(self.world) if rank not in answers]
             ready = select.select([self._sockets[rank] for rank in waiting], [], [], max(0.0, end - time.monotonic()))[0]
             for rank in waiting:
