@@ -16,6 +16,7 @@ namespace unshard::zero {
 namespace {
 
 constexpr std::size_t kAlignment = 64;  // a cache line; vector kernels never straddle two parameters
+constexpr std::size_t kPage = 4096, kManyPages = 4 * kPage;
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
@@ -179,12 +180,21 @@ int find_tied(StoreState& state, const at::Tensor& parameter, const std::string&
 
 // The own piece of the value at `source` moves to its resting place.
 void settle_in(StoreState& state, Entry& entry, const std::byte* source) {
-  if (state.shared) {
-    const std::size_t offset = state.segment_used;
-    state.segment_used += aligned(entry.padded_bytes());
-    state.segment->reserve(state.segment_used);
+  if (state.segment) {
+    // Large ones start on a page of their own, so that all pages of other hosts' pieces can be given back.
+    const std::size_t alignment = state.hosted && entry.padded_bytes() > kManyPages ? kPage : kAlignment;
+    const std::size_t offset = (state.segment_used + alignment - 1) / alignment * alignment;
+    state.segment_used = offset + aligned(entry.padded_bytes());
     entry.home = state.segment->data() + offset;
     entry.shard = entry.home + entry.slice_offset(state.rank);
+    if (!state.hosted) {
+      state.segment->reserve(state.segment_used);
+    } else {
+      for (const auto& [first, end] : state.elsewhere) {
+        for (int peer = first; peer < end; ++peer) entry.elsewhere_numel += entry.info.layout.size(peer);
+      }
+      state.host_copy->add(entry.info.id, entry.info.name, [&] { state.set_up_home(entry); });
+    }
   } else {
     const auto shard_bytes = static_cast<std::size_t>(entry.info.layout.shard_numel()) * entry.element_bytes();
     entry.home_owner = c10::GetAllocator(c10::kCPU)->allocate(shard_bytes);
@@ -245,7 +255,6 @@ int StoreState::add(const at::Tensor& parameter, const std::string& name, bool p
   entries.push_back(std::move(fresh));
   live.push_back(0);
   trace.add(entry.info.layout.numel);
-  added.notify_all();
   return entry.info.id;
 }
 

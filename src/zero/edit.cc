@@ -10,12 +10,6 @@
 namespace unshard::zero {
 namespace {
 
-std::byte* whole_data(const Entry& entry) {
-  auto* storage = entry.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<std::byte*>(storage->mutable_data()) +
-         static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
-}
-
 void broadcast_bytes(StoreState& state, const Entry& entry, std::byte* data, c10::Device device, int root) {
   auto bytes = tensor_over(data, static_cast<std::int64_t>(entry.whole_bytes()), c10::kByte, device, nullptr);
   state.comm->broadcast(bytes, root, cat("end_edit '", entry.info.name, "'"));
@@ -83,15 +77,17 @@ void StoreState::end_edit(const std::vector<int>& ids, int modifier) {
     if (shared) share_edits(*this, edited, modifier);
     for (auto* entry : edited) {
       if (!entry->info.partitioned) {
-        if (entry->info.layout.numel > 0) broadcast_bytes(*this, *entry, whole_data(*entry), entry->parameter.device(), modifier);
+        if (entry->info.layout.numel > 0) broadcast_bytes(*this, *entry, entry->whole_data(), entry->parameter.device(), modifier);
       } else if (!shared) {
         auto* copy = static_cast<std::byte*>(entry->copy.get());
         broadcast_bytes(*this, *entry, copy, c10::kCPU, modifier);
         std::memcpy(entry->shard, copy + entry->slice_offset(rank), entry->slice_bytes(rank));
+        if (entry->elsewhere_numel > 0) host_copy->outdate(entry->info.id);
       }
     }
     if (!shared) comm->barrier("end_edit: the value is stored");
     mark_fenced();
+    refresh_held(ids);
   }
   for (auto* entry : edited) drop_edit(*this, *entry);
 }
@@ -119,6 +115,7 @@ void StoreState::leave_inference() {
     const std::lock_guard lock(mutex);
     inference = false;
   }
+  if (hosted) comm->barrier("leave_inference: all ranks stopped reading");
   if (service) release_gathered();
   if (world > 1) comm->barrier("leave_inference");
 }

@@ -41,6 +41,11 @@ struct Entry final : TouchTarget {
   std::size_t whole_bytes() const { return static_cast<std::size_t>(info.layout.numel) * element_bytes(); }
   std::size_t padded_bytes() const { return static_cast<std::size_t>(info.layout.padded_numel()) * element_bytes(); }
   std::size_t slice_offset(int rank) const { return static_cast<std::size_t>(info.layout.begin(rank)) * element_bytes(); }
+  /// First byte of a parameter that is kept whole.
+  std::byte* whole_data() const {
+    auto* data = parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->mutable_data();
+    return static_cast<std::byte*>(data) + static_cast<std::size_t>(parameter.storage_offset()) * element_bytes();
+  }
   std::size_t slice_bytes(int rank) const { return static_cast<std::size_t>(info.layout.size(rank)) * element_bytes(); }
 
   StoreState* store = nullptr;
@@ -53,14 +58,20 @@ struct Entry final : TouchTarget {
   bool original_resizable = false;
   c10::StorageImpl* known_storage = nullptr;  ///< parameters kept whole: to see that it was replaced
 
-  std::byte* home = nullptr;   ///< the whole value at rest, where this rank can see it; else nullptr
+  /// Room for the whole value at rest, in memory of this rank or of its host; else nullptr. With `elsewhere_numel` it holds the whole value
+  /// only while the parameter is present on this host.
+  std::byte* home = nullptr;
   std::byte* shard = nullptr;  ///< this rank's piece at rest
   at::DataPtr home_owner;      ///< of `home` or `shard`, unless a segment owns it
+
+  std::int64_t elsewhere_numel = 0;  ///< elements that rest on other hosts (one copy a host); 0: `home` is the value
+  std::int64_t elsewhere_bytes() const { return elsewhere_numel * static_cast<std::int64_t>(element_bytes()); }
 
   // Guarded by the store's mutex.
   Residence residence = Residence::at_rest;
   at::DataPtr copy;  ///< the private copy, padded
   int pins = 0;
+  bool held = false;     ///< this rank counts as a user of the host's copy
   bool stale = false;    ///< release the copy at the last unpin: the value at rest has moved on
   bool changed = false;  ///< the user changed the value here since the last agreed point
   bool editing = false;  ///< between begin_edit and end_edit

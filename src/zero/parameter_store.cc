@@ -24,6 +24,22 @@ bool ranks_share_memory(Communicator& comm) {
   auto* host = comm.host();
   return comm.world_size() > 1 && host && host->size() == comm.world_size();
 }
+
+bool hosts_share_memory(Communicator& comm) { return comm.world_size() > 1 && !ranks_share_memory(comm) && comm.local_host(); }
+
+std::vector<std::pair<int, int>> ranks_elsewhere(const Communicator& comm) {
+  const auto hosts = comm.hosts();
+  const int here = hosts[static_cast<std::size_t>(comm.rank())];
+  std::vector<std::pair<int, int>> runs;
+  for (int rank = 0; rank < comm.world_size(); ++rank) {
+    if (hosts[static_cast<std::size_t>(rank)] == here) continue;
+    if (!runs.empty() && runs.back().second == rank)
+      ++runs.back().second;
+    else
+      runs.emplace_back(rank, rank + 1);
+  }
+  return runs;
+}
 }  // namespace
 
 namespace zero {
@@ -34,22 +50,33 @@ StoreState::StoreState(std::shared_ptr<Communicator> communicator, const StoreOp
       rank(comm->rank()),
       world(comm->world_size()),
       shared(ranks_share_memory(*comm)),
+      hosted(hosts_share_memory(*comm)),
       generation(process_generation()),
       derived(std::make_shared<DerivedSet>()),
       trace(trace_options(store_options)) {
-  if (shared) {
-    segment = comm->host()->create_segment("parameters", 4096, kAddressSpace);
+  if (shared || hosted) {
+    segment = comm->local_host()->create_segment("parameters", 4096, kAddressSpace);
     counters = std::make_unique<WriteCounters>(*comm);
-  } else if (world > 1) {
-    service = ShardService::start(*comm, [this](int id) {
-      std::unique_lock lock(mutex);
-      // A peer may touch a parameter that this rank has yet to add.
-      added.wait_for(lock, comm->options().timeout, [&] { return stopping || id < static_cast<int>(entries.size()); });
-      if (id < 0 || id >= static_cast<int>(entries.size())) return std::span<const std::byte>();
-      const Entry& entry = *entries[static_cast<std::size_t>(id)];
-      return std::span<const std::byte>(entry.shard, entry.shard ? entry.slice_bytes(rank) : 0);
-    });
   }
+  std::vector<int> nearby;
+  if (hosted) {
+    host_copy = std::make_unique<HostCopy>(*comm->local_host());
+    follower = std::make_unique<PlanFollower>(*host_copy);
+    elsewhere = ranks_elsewhere(*comm);
+    const auto hosts = comm->hosts();
+    for (int peer = 0; peer < world; ++peer) {
+      if (hosts[static_cast<std::size_t>(peer)] == hosts[static_cast<std::size_t>(rank)]) nearby.push_back(peer);
+    }
+  }
+  if (world == 1 || shared) return;
+  const auto find_piece = [this](int id) -> std::optional<std::span<const std::byte>> {
+    const std::lock_guard lock(mutex);
+    if (id >= static_cast<int>(entries.size())) return std::nullopt;  // this rank has yet to add it
+    if (id < 0) return std::span<const std::byte>();
+    const Entry& entry = *entries[static_cast<std::size_t>(id)];
+    return std::span<const std::byte>(entry.shard, entry.shard ? entry.slice_bytes(rank) : 0);
+  };
+  service = ShardService::start(*comm, find_piece, nearby);
 }
 
 StoreState::~StoreState() {
@@ -74,7 +101,7 @@ at::Tensor StoreState::whole_if_local(int id) {
   Entry& entry = at(id, "whole_if_local");
   const auto& info = entry.info;
   if (!info.partitioned || released) return flat_view(entry.parameter, 0, info.layout.numel);
-  if (!entry.home) return {};
+  if (!entry.home || hosted) return {};
   if (counters && entry.unfenced.load()) {
     counters->wait_all_stored(id, info.name);
     entry.unfenced.store(false);
@@ -99,7 +126,15 @@ StoreBytes StoreState::bytes() const {
 
 ResidencyStats StoreState::stats() const {
   const std::lock_guard lock(mutex);
-  return {touches.load(), gathers, prefetched, live_bytes, peak_live_bytes, pinned_entries};
+  ResidencyStats stats{touches.load(), gathers, prefetched, live_bytes, peak_live_bytes, pinned_entries};
+  stats.exposed_wait_ms = static_cast<double>(wait_ns.load()) * 1e-6;
+  stats.link_bytes = service ? service->bytes_received() : 0;
+  stats.outside_plan = outside_plan.load();
+  if (host_copy) {
+    stats.host_live_bytes = host_copy->live_bytes();
+    stats.host_peak_live_bytes = host_copy->peak_bytes();
+  }
+  return stats;
 }
 
 }  // namespace zero
@@ -140,6 +175,7 @@ void ParameterStore::set_options(const StoreOptions& options) {
   const std::lock_guard lock(state_->mutex);
   state_->options = options;
   state_->trace.set_options(trace_options(options));
+  state_->options_changed = true;
 }
 
 int ParameterStore::find(const at::Tensor& tensor) const {
@@ -185,6 +221,7 @@ void ParameterStore::release_gathered() { state_->release_gathered(); }
 void ParameterStore::begin_step(std::int64_t step) {
   state_->comm->set_step(step);
   const std::lock_guard lock(state_->mutex);
+  if (state_->host_copy && !state_->released) return state_->begin_turn();
   state_->trace.begin_step();
   state_->last_touched = -1;
 }
@@ -196,6 +233,7 @@ ResidencyStats ParameterStore::stats() const { return state_->stats(); }
 void ParameterStore::reset_peak() {
   const std::lock_guard lock(state_->mutex);
   state_->peak_live_bytes = state_->live_bytes;
+  if (state_->host_copy) state_->host_copy->reset_peak();
 }
 
 StoreBytes ParameterStore::bytes() const { return state_->bytes(); }

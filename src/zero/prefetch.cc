@@ -1,4 +1,4 @@
-// Fetching ahead along the trace, on a thread of its own.
+// Private shards: fetching ahead along the trace, on a thread of its own.
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
 
@@ -62,12 +62,13 @@ void StoreState::follow_trace(Entry& entry) {
     wanted = true;
   }
   if (!wanted) return;
-  if (!prefetch_thread.joinable()) prefetch_thread = std::thread([this] { run_prefetch(*this); });
+  if (prefetch_threads.empty()) prefetch_threads.emplace_back([this] { run_prefetch(*this); });
   fetch_wanted.notify_one();
 }
 
 void StoreState::drain_prefetch() {
   std::unique_lock lock(mutex);
+  ahead_on = false;  // until a touch, or a new step
   filled.wait(lock, [this] { return prefetching == 0; });
 }
 
@@ -76,9 +77,9 @@ void StoreState::stop_prefetch() {
     const std::lock_guard lock(mutex);
     stopping = true;
     fetch_wanted.notify_all();
-    added.notify_all();  // the serving thread may wait for a parameter that will not come
   }
-  if (prefetch_thread.joinable()) prefetch_thread.join();
+  for (auto& thread : prefetch_threads) thread.join();
+  prefetch_threads.clear();
 }
 
 }  // namespace unshard::zero

@@ -21,12 +21,6 @@ struct Segment {
   std::int64_t begin, numel;
 };
 
-std::byte* whole_data(const Entry& entry) {
-  auto* storage = entry.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<std::byte*>(storage->mutable_data()) +
-         static_cast<std::size_t>(entry.parameter.storage_offset()) * entry.element_bytes();
-}
-
 // Real elements of the segment on `rank` (the last pieces are short).
 std::int64_t real_numel(const Segment& segment, int rank) {
   return std::clamp<std::int64_t>(segment.entry->info.layout.size(rank) - segment.begin, 0, segment.numel);
@@ -35,7 +29,7 @@ std::int64_t real_numel(const Segment& segment, int rank) {
 void copy_piece(const Segment& segment, int rank, std::byte* packed, bool pack) {
   const auto bytes = static_cast<std::size_t>(real_numel(segment, rank)) * segment.entry->element_bytes();
   if (bytes == 0) return;
-  auto* piece = whole_data(*segment.entry) +
+  auto* piece = segment.entry->whole_data() +
                 static_cast<std::size_t>(segment.entry->info.layout.begin(rank) + segment.begin) * segment.entry->element_bytes();
   pack ? std::memcpy(packed, piece, bytes) : std::memcpy(piece, packed, bytes);
 }
@@ -133,6 +127,7 @@ void StoreState::publish(const std::vector<std::uint8_t>& updated) {
     if (!updated[static_cast<std::size_t>(entry->info.id)]) continue;
     {
       const std::lock_guard lock(mutex);
+      if (entry->elsewhere_numel > 0) host_copy->outdate(entry->info.id);
       if (entry->residence == Residence::gathered) {
         entry->stale = true;
         if (entry->pins == 0) release_copy(*entry);
@@ -143,6 +138,12 @@ void StoreState::publish(const std::vector<std::uint8_t>& updated) {
   }
   if (world > 1) comm->barrier("publish");
   mark_fenced();
+  if (!host_copy) return;
+  std::vector<int> ids;
+  for (std::size_t id = 0; id < updated.size(); ++id) {
+    if (updated[id]) ids.push_back(static_cast<int>(id));
+  }
+  refresh_held(ids);
 }
 
 }  // namespace unshard::zero

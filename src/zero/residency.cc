@@ -1,7 +1,9 @@
 // Private copies of partitioned parameters: made at a touch, kept within the budget, let go.
 #include <c10/core/CPUAllocator.h>
 
+#include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "unshard/core/error.h"
 #include "zero/key.h"
@@ -13,9 +15,9 @@
 namespace unshard::zero {
 namespace {
 
-bool is_available(const Entry& entry) {
+bool is_available(StoreState& state, Entry& entry) {
   return entry.residence == Residence::gathered || entry.residence == Residence::written ||
-         (entry.residence == Residence::at_rest && entry.home);
+         (entry.residence == Residence::at_rest && entry.home && state.readable_at_home(entry));
 }
 
 void point_storage_at(Entry& entry, void* data) {
@@ -112,7 +114,13 @@ void StoreState::release_copy(Entry& entry) {
 void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to) {
   std::vector<ShardService::Request> requests;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
-    const Entry& entry = *loaded[i];
+    Entry& entry = *loaded[i];
+    if (entry.elsewhere_numel > 0) {
+      bring_in({&entry});
+      std::memcpy(to[i], entry.home, entry.whole_bytes());
+      drop_holds({&entry});
+      continue;
+    }
     if (entry.home) {
       std::memcpy(to[i], entry.home, entry.whole_bytes());
       continue;
@@ -126,12 +134,27 @@ void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector
 
 namespace {
 
+// Time that somebody waits for bytes of other ranks.
+class Waiting {
+ public:
+  explicit Waiting(StoreState& state) : state_(state) {}
+  ~Waiting() { state_.wait_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - started_).count(); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  StoreState& state_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+};
+
 // Lock held on entry and exit, not in between. at_rest -> gathered or written.
 void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::mutex>& lock) {
   state.begin_fill(entry);
   lock.unlock();
   at::DataPtr copy;
   try {
+    std::optional<Waiting> waiting;
+    if (!entry.home) waiting.emplace(state);
     copy = state.allocate(entry);
     if (access != Access::overwrite) state.load_whole({&entry}, {static_cast<std::byte*>(copy.get())});
   } catch (...) {
@@ -144,6 +167,25 @@ void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::
   state.install_copy(entry, std::move(copy), access == Access::read ? Residence::gathered : Residence::written);
 }
 
+// Lock held on entry and exit, not in between. Present on this host, with this rank as a user.
+void bring_home(StoreState& state, Entry& entry, std::unique_lock<std::mutex>& lock) {
+  entry.residence = Residence::filling;
+  lock.unlock();
+  const auto finish = [&](bool held) {
+    lock.lock();
+    entry.residence = Residence::at_rest;
+    entry.held = held;
+    state.filled.notify_all();
+  };
+  try {
+    state.bring_in({&entry});
+  } catch (...) {
+    finish(false);
+    throw;
+  }
+  finish(true);
+}
+
 // Makes the entry fit for `access` and pins it. \return whether its copy was made without the old value.
 bool make_fit(StoreState& state, Entry& entry, Access access) {
   const bool writes = access != Access::read;
@@ -152,9 +194,12 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
   std::unique_lock lock(state.mutex);
   for (;;) {
     if (entry.residence == Residence::filling) {
+      const Waiting waiting(state);
       state.filled.wait(lock);
-    } else if (is_available(entry) && (!writes || in_place || entry.residence != Residence::at_rest)) {
+    } else if ((!writes || in_place || entry.residence != Residence::at_rest) && is_available(state, entry)) {
       break;
+    } else if (!writes && entry.elsewhere_numel > 0) {
+      bring_home(state, entry, lock);
     } else if (make_room(state, entry, lock)) {
       fill(state, entry, access, lock);
       fresh = access == Access::overwrite;
@@ -165,7 +210,7 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
     if (!in_place) entry.residence = Residence::written;
   }
   acquire(state, entry);
-  if (state.service) state.follow_trace(entry);
+  state.follow(entry);
   return fresh;
 }
 
@@ -185,9 +230,9 @@ Pinned StoreState::pin(Entry& entry, Access access, bool in_lockstep) {
     (*observer)(entry.info.id);
   if (access == Access::read && !entry.unfenced.load(std::memory_order_acquire)) [[likely]] {
     const std::lock_guard lock(mutex);
-    if (is_available(entry)) [[likely]] {
+    if (is_available(*this, entry)) [[likely]] {
       acquire(*this, entry);
-      if (service) follow_trace(entry);
+      follow(entry);
       return {};
     }
   }
@@ -201,7 +246,7 @@ Pinned StoreState::pin(Entry& entry, Access access, bool in_lockstep) {
   pinned.fresh_copy = make_fit(*this, entry, access);
   if (!pinned.lockstep_write) return pinned;
   try {
-    if (counters)
+    if (shared)
       counters->start(entry.info.id);
     else
       comm->barrier(cat("lockstep write of '", entry.info.name, "'"));
@@ -214,14 +259,15 @@ Pinned StoreState::pin(Entry& entry, Access access, bool in_lockstep) {
 
 void StoreState::finish_lockstep_write(Entry& entry) {
   const Unobserved quiet;
-  if (counters) counters->wait_all_started(entry.info.id, entry.info.name);
+  if (shared) counters->wait_all_started(entry.info.id, entry.info.name);
   {
     const std::lock_guard lock(mutex);
     std::memcpy(entry.shard, static_cast<std::byte*>(entry.copy.get()) + entry.slice_offset(rank), entry.slice_bytes(rank));
     entry.residence = Residence::gathered;
     entry.stale = true;
+    if (entry.elsewhere_numel > 0) host_copy->outdate(entry.info.id);
   }
-  if (counters) {
+  if (shared) {
     counters->stored(entry.info.id);
     entry.unfenced.store(true, std::memory_order_release);
   } else {
@@ -234,6 +280,11 @@ void StoreState::unpin(Entry& entry, bool abandon) noexcept {
   if (--entry.pins > 0 || released) return;
   --pinned_entries;
   make_unreadable(*entry.storage);
+  if (entry.held) {
+    host_copy->drop(entry.info.id);
+    entry.held = false;
+    shrink_to_budget();
+  }
   if (entry.stale || (abandon && entry.residence == Residence::written)) return release_copy(entry);
   if (entry.residence == Residence::gathered && !entry.home && !inference) let_go(*this, entry);
 }
@@ -241,7 +292,24 @@ void StoreState::unpin(Entry& entry, bool abandon) noexcept {
 void StoreState::pin_all(const std::vector<int>& ids) {
   for (const int id : ids) check_process(at(id, "pin"));  // before anything is marked as being fetched
   std::vector<Entry*> fetched;
-  if (service) {
+  struct Holds {
+    StoreState& state;
+    std::vector<Entry*> entries;
+    ~Holds() { state.drop_holds(entries); }
+  } holds{*this, {}};
+  if (host_copy) {
+    std::vector<Entry*> wanted;
+    {
+      const std::lock_guard lock(mutex);
+      for (const int id : ids) {
+        Entry& entry = at(id, "pin");
+        if (entry.elsewhere_numel > 0 && entry.residence == Residence::at_rest && !entry.unfenced.load()) wanted.push_back(&entry);
+      }
+    }
+    const Unobserved quiet;
+    bring_in(wanted);
+    holds.entries = std::move(wanted);
+  } else if (service) {
     // What isn't here travels in one message a peer; the pins below find it resident.
     std::unique_lock lock(mutex);
     for (const int id : ids) {
@@ -287,7 +355,15 @@ void StoreState::release_gathered() {
   const std::lock_guard lock(mutex);
   for (const auto& entry : entries) {
     if (entry->residence == Residence::gathered && entry->pins == 0) release_copy(*entry);
+    if (entry->elsewhere_numel > 0) let_memory_go(*entry);
   }
+}
+
+void StoreState::follow(Entry& entry) {
+  if (host_copy)
+    follow_plan(entry);
+  else if (service)
+    follow_trace(entry);
 }
 
 void StoreState::mark_fenced() {

@@ -47,6 +47,21 @@ std::vector<Bitmap> exchange_bitmaps(StoreState& state, const Bitmap& mine) {
   return all;
 }
 
+// Whether ranks touched alike travels behind the bitmaps: the hash of this step's touches so far.
+void append_trace(StoreState& state, Bitmap& mine) {
+  const std::lock_guard lock(state.mutex);
+  state.settled_trace = {state.trace.recorded_hash(), state.trace.recorded().size(), false};
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(&state.settled_trace.hash);
+  mine.insert(mine.end(), bytes, bytes + sizeof state.settled_trace.hash);
+}
+
+void compare_traces(StoreState& state, const std::vector<Bitmap>& all) {
+  const std::lock_guard lock(state.mutex);
+  constexpr auto bytes = static_cast<std::ptrdiff_t>(sizeof state.settled_trace.hash);
+  state.settled_trace.equal = std::all_of(
+      all.begin(), all.end(), [&](const Bitmap& bitmap) { return std::equal(bitmap.end() - bytes, bitmap.end(), all[0].end() - bytes); });
+}
+
 // One line for all parameters that only some ranks wrote.
 void warn_unequal(const StoreState& state, const std::vector<int>& changed, const std::vector<Bitmap>& all) {
   std::string text;
@@ -117,6 +132,7 @@ void move_to_shard(StoreState& state, Entry& entry) {
 void settle_entry(StoreState& state, Entry& entry) {
   if (!entry.info.partitioned || state.world == 1) return;
   const std::lock_guard lock(state.mutex);
+  if (entry.elsewhere_numel > 0) state.host_copy->outdate(entry.info.id);
   if (entry.residence == Residence::written) {
     move_to_shard(state, entry);
     entry.residence = Residence::gathered;
@@ -142,7 +158,9 @@ std::vector<int> StoreState::settle() {
     if (entry->changed) mine[static_cast<std::size_t>(entry->info.id) / 8] |= static_cast<std::uint8_t>(1U << (entry->info.id % 8));
     entry->changed = false;
   }
+  if (follower) append_trace(*this, mine);
   const auto all = exchange_bitmaps(*this, mine);
+  if (follower) compare_traces(*this, all);
   mark_fenced();
   std::vector<int> changed;
   for (const auto& entry : entries) {
@@ -154,6 +172,7 @@ std::vector<int> StoreState::settle() {
   if (options.debug && world > 1) compare_values(*this, changed);
   for (const int id : changed) settle_entry(*this, *entries[static_cast<std::size_t>(id)]);
   if (world > 1) comm->barrier("settle: written values are stored");
+  refresh_held(changed);
   return changed;
 }
 

@@ -24,7 +24,10 @@ namespace {
 constexpr std::size_t kMaxWanted = 1 << 20;  // pieces in one request; more is not a request of ours
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::size_t kMaxIovecs = 64;
+constexpr int kPostponedMs = 2;              // between looks whether a postponed answer can be given
 constexpr std::size_t kSendBytes = 8 << 20;  // per turn, so that one fast reader doesn't starve the others
+
+using Clock = std::chrono::steady_clock;
 
 // One answer on its way out. `text` is what `parts` point into for an error; pieces are sent from where they rest.
 struct Reply {
@@ -43,13 +46,14 @@ struct ShardServer::Connection {
   std::vector<std::byte> input;  // received, not yet understood
   std::deque<Reply> replies;
   wire::Welcome welcome{};
-  std::span<const std::byte> greeting;  // the rest of `welcome` to send
-  std::size_t part = 0, offset = 0;     // what of replies.front() has gone: header is part 0
+  std::span<const std::byte> greeting;         // the rest of `welcome` to send
+  std::size_t part = 0, offset = 0;            // what of replies.front() has gone: header is part 0
+  std::optional<Clock::time_point> postponed;  // since when the first request in `input` waits for a parameter to be added
 
   bool wants_to_send() const { return !greeting.empty() || !replies.empty(); }
   void receive(const ShardServer& server);
   void understand(const ShardServer& server);
-  Reply answer(const ShardServer& server, const std::byte* wanted, std::size_t count) const;
+  std::optional<Reply> answer(const ShardServer& server, const std::byte* wanted, std::size_t count) const;
   void send();
   void advance(std::size_t sent);
 };
@@ -90,19 +94,31 @@ void ShardServer::Connection::understand(const ShardServer& server) {
     }
     const std::size_t bytes = sizeof header + header.count * sizeof(wire::WantedPiece);
     if (input.size() - used < bytes) break;
-    replies.push_back(answer(server, input.data() + used + sizeof header, header.count));
+    auto reply = answer(server, input.data() + used + sizeof header, header.count);
+    if (!reply) {  // stays in `input`; the thread goes on with other connections and looks again
+      if (!postponed) postponed = Clock::now();
+      break;
+    }
+    postponed.reset();
+    replies.push_back(*std::move(reply));
     used += bytes;
   }
   input.erase(input.begin(), input.begin() + static_cast<std::ptrdiff_t>(used));
 }
 
-Reply ShardServer::Connection::answer(const ShardServer& server, const std::byte* wanted, std::size_t count) const {
+std::optional<Reply> ShardServer::Connection::answer(const ShardServer& server, const std::byte* wanted, std::size_t count) const {
   Reply reply;
   try {
     for (std::size_t i = 0; i < count; ++i) {
       wire::WantedPiece want;
       std::memcpy(&want, wanted + i * sizeof want, sizeof want);
-      const auto piece = server.lookup_(static_cast<int>(want.id));
+      const auto found = server.lookup_(static_cast<int>(want.id));
+      if (!found) {
+        if (!postponed || Clock::now() - *postponed < server.patience_) return std::nullopt;
+        throw std::invalid_argument(cat("parameter ", want.id, " was not added on rank ", server.rank_, " within ",
+                                        server.patience_.count(), " s; ranks must add the same parameters in the same order"));
+      }
+      const auto piece = *found;
       require(piece.size() == want.bytes, "parameter ", want.id, ": the reader expects a piece of ", want.bytes, " bytes, rank ",
               server.rank_, " holds ", piece.size(), "; ranks must add the same parameters in the same order");
       if (!piece.empty()) reply.parts.push_back(piece);
@@ -170,11 +186,13 @@ void ShardServer::Connection::advance(std::size_t sent) {
   replies.pop_front();
 }
 
-ShardServer::ShardServer(int rank, net::Listener listener, wire::Secret secret, ShardService::Lookup lookup)
+ShardServer::ShardServer(int rank, net::Listener listener, wire::Secret secret, ShardService::Lookup lookup,
+                         std::chrono::duration<double> patience)
     : rank_(rank),
       process_(::getpid()),
       secret_(secret),
       lookup_(std::move(lookup)),
+      patience_(patience * 0.8),  // before the reader gives up, which knows less
       listener_(std::move(listener)),
       stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw CommError(cat("[zero.shards] rank ", rank, ": no eventfd: ", net::error_text(errno)));
@@ -217,13 +235,19 @@ void ShardServer::run() {
   std::vector<pollfd> waits;
   for (;;) {
     waits.assign({{stop_.get(), POLLIN, 0}, {listener_.socket.get(), POLLIN, 0}});
-    for (const auto& connection : connections_)
+    bool postponed = false;
+    for (const auto& connection : connections_) {
       waits.push_back({connection->socket.get(), static_cast<short>(POLLIN | (connection->wants_to_send() ? POLLOUT : 0)), 0});
-    if (::poll(waits.data(), waits.size(), -1) < 0) continue;  // EINTR, or short of memory: try again
+      postponed = postponed || connection->postponed;
+    }
+    if (::poll(waits.data(), waits.size(), postponed ? kPostponedMs : -1) < 0) continue;  // EINTR, or short of memory: try again
     if (waits[0].revents != 0) return;
     for (std::size_t i = 2; i < waits.size(); ++i) {
       Connection& connection = *connections_[i - 2];
-      if (waits[i].revents & (POLLIN | POLLERR | POLLHUP)) connection.receive(*this);
+      if (waits[i].revents & (POLLIN | POLLERR | POLLHUP))
+        connection.receive(*this);
+      else if (connection.postponed)
+        connection.understand(*this);
       if (connection.state != Connection::State::closed && connection.wants_to_send()) connection.send();
     }
     std::erase_if(connections_, [](const auto& connection) { return connection->state == Connection::State::closed; });

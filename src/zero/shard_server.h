@@ -1,5 +1,6 @@
 #pragma once
 // The serving side of one-sided reads: one thread that answers any number of connections by poll, straight from where the pieces rest.
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -12,7 +13,8 @@ namespace unshard {
 
 class ShardServer {
  public:
-  ShardServer(int rank, net::Listener listener, wire::Secret secret, ShardService::Lookup lookup);
+  /// \param patience  how long a request may wait for a parameter that isn't added yet, before it is refused.
+  ShardServer(int rank, net::Listener listener, wire::Secret secret, ShardService::Lookup lookup, std::chrono::duration<double> patience);
   ~ShardServer();  ///< closes every connection: readers that wait see at once that this rank is gone
   ShardServer(const ShardServer&) = delete;
   ShardServer& operator=(const ShardServer&) = delete;
@@ -25,6 +27,7 @@ class ShardServer {
   const int rank_, process_;
   const wire::Secret secret_;
   const ShardService::Lookup lookup_;
+  const std::chrono::duration<double> patience_;
   net::Listener listener_;
   net::Descriptor stop_;                                  // an eventfd: readable when the thread has to end
   std::vector<std::unique_ptr<Connection>> connections_;  // the thread's own

@@ -32,7 +32,8 @@ struct Lane {
 
 class TcpShardService final : public ShardService {
  public:
-  TcpShardService(int rank, int world_size, const HostGroup::Exchange& exchange, Lookup lookup, const ShardWait& wait);
+  TcpShardService(int rank, int world_size, const HostGroup::Exchange& exchange, Lookup lookup, const ShardWait& wait,
+                  const std::vector<int>& nearby);
   void fetch(const std::vector<Request>& requests) override;
   std::int64_t bytes_received() const override { return bytes_received_.load(std::memory_order_relaxed); }
 
@@ -44,6 +45,7 @@ class TcpShardService final : public ShardService {
 
   const int rank_, world_size_, process_ = ::getpid();
   const ShardWait wait_;
+  std::vector<bool> asked_;  // by rank: it is one whose pieces are read
   wire::Secret secret_{};
   std::vector<ShardPeer> peers_;              // by rank, own included
   std::mutex mutex_;                          // guards lanes_
@@ -59,8 +61,11 @@ wire::Secret random_secret() {
   return secret;
 }
 
-TcpShardService::TcpShardService(int rank, int world_size, const HostGroup::Exchange& exchange, Lookup lookup, const ShardWait& wait)
-    : rank_(rank), world_size_(world_size), wait_(wait) {
+TcpShardService::TcpShardService(int rank, int world_size, const HostGroup::Exchange& exchange, Lookup lookup, const ShardWait& wait,
+                                 const std::vector<int>& nearby)
+    : rank_(rank), world_size_(world_size), wait_(wait), asked_(static_cast<std::size_t>(world_size), true) {
+  asked_[static_cast<std::size_t>(rank)] = false;
+  for (const int peer : nearby) asked_[static_cast<std::size_t>(peer)] = false;
   // First who is where, with rank 0's secret for all; then, with every server up, the ports.
   const auto proposal = random_secret();
   const auto places = exchange(net::network_identity() + '\n' + std::string(proposal.begin(), proposal.end()));
@@ -72,7 +77,7 @@ TcpShardService::TcpShardService(int rank, int world_size, const HostGroup::Exch
 
   auto listener = net::listen(one_host);
   const int port = listener.port;
-  server_ = std::make_unique<ShardServer>(rank, std::move(listener), secret_, std::move(lookup));
+  server_ = std::make_unique<ShardServer>(rank, std::move(listener), secret_, std::move(lookup), wait.timeout);
   const auto cards = exchange(ShardPeer::card(port, one_host ? std::vector<std::string>{} : net::own_addresses()));
   for (int peer = 0; peer < world_size; ++peer) peers_.emplace_back(rank, peer, cards[peer]);
 
@@ -82,7 +87,7 @@ TcpShardService::TcpShardService(int rank, int world_size, const HostGroup::Exch
     auto lane = std::make_unique<Lane>();
     lane->sockets.resize(world_size);
     for (auto& peer : peers_) {
-      if (peer.rank() == rank) continue;
+      if (!asked_[static_cast<std::size_t>(peer.rank())]) continue;
       std::size_t used = 0;
       lane->sockets[peer.rank()] = peer.connect(secret_, wait_, &used);
       peer.prefer(used);
@@ -113,6 +118,7 @@ std::vector<ShardPull> TcpShardService::plan(const std::vector<Request>& request
   std::vector<ShardPull> pulls;
   for (int step = 1; step < world_size_; ++step) {
     const int peer = (rank_ + step) % world_size_;  // every rank starts with another one
+    if (!asked_[static_cast<std::size_t>(peer)]) continue;
     std::vector<std::pair<int, std::span<std::byte>>> wanted;
     for (const auto& request : requests) {
       const std::size_t begin = std::min(request.numel_bytes, peer * request.shard_bytes);
@@ -190,15 +196,15 @@ class NoPeersService final : public ShardService {
 }  // namespace
 
 std::unique_ptr<ShardService> start_shard_service(int rank, int world_size, const HostGroup::Exchange& exchange,
-                                                  ShardService::Lookup lookup, const ShardWait& wait) {
+                                                  ShardService::Lookup lookup, const ShardWait& wait, const std::vector<int>& nearby) {
   if (world_size == 1) return std::make_unique<NoPeersService>();
-  return std::make_unique<TcpShardService>(rank, world_size, exchange, std::move(lookup), wait);
+  return std::make_unique<TcpShardService>(rank, world_size, exchange, std::move(lookup), wait, nearby);
 }
 
-std::unique_ptr<ShardService> ShardService::start(Communicator& comm, Lookup lookup) {
+std::unique_ptr<ShardService> ShardService::start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby) {
   const auto exchange = [&comm](const std::string& mine) { return comm.all_gather_strings(mine); };
   return start_shard_service(comm.rank(), comm.world_size(), exchange, std::move(lookup),
-                             {.timeout = comm.options().timeout, .interrupt_check = comm.options().interrupt_check});
+                             {.timeout = comm.options().timeout, .interrupt_check = comm.options().interrupt_check}, nearby);
 }
 
 }  // namespace unshard

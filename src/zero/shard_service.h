@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,12 +16,15 @@ class Communicator;
 
 class ShardService {
  public:
-  /// This rank's piece of parameter `id` (real bytes, without padding), stable while it is read; called on the serving thread.
-  using Lookup = std::function<std::span<const std::byte>(int id)>;
+  /// This rank's piece of parameter `id` (real bytes, without padding), stable while it is read; called on the serving thread, must not
+  /// wait. Nothing: this rank hasn't added it yet; the answer waits, other requests don't.
+  using Lookup = std::function<std::optional<std::span<const std::byte>>(int id)>;
 
   /// Collective over `comm`, which is only needed for the start: bytes travel over TCP connections of the service's own. Starts the serving
-  /// thread and reaches every peer once. \throws CommError, on every rank, when some rank can't reach another.
-  static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup);
+  /// thread and reaches every peer once.
+  /// \param nearby  ranks that are never asked: their pieces are here already (memory they share with this rank).
+  /// \throws CommError, on every rank, when some rank can't reach another.
+  static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby = {});
   virtual ~ShardService() = default;  ///< stops the thread; never hangs when peers are gone
 
   /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes; the padding is not
@@ -31,8 +35,8 @@ class ShardService {
     std::size_t shard_bytes;  ///< bytes of a full piece; the last ones may be shorter
     std::size_t numel_bytes;  ///< bytes of the real whole value
   };
-  /// Blocks until all other ranks' pieces have arrived (own piece is not copied). Requests of one call travel together: one message a peer.
-  /// Any thread; concurrent calls allowed. \throws CommError peer gone or timed out, naming rank and parameter id.
+  /// Blocks until all asked ranks' pieces have arrived (own and nearby pieces are not copied). Requests of one call travel together: one
+  /// message a peer. Any thread; concurrent calls allowed. \throws CommError peer gone or timed out, naming rank and parameter id.
   virtual void fetch(const std::vector<Request>& requests) = 0;
   virtual std::int64_t bytes_received() const = 0;
 };

@@ -7,6 +7,6 @@
 namespace unshard {
 
 std::unique_ptr<ShardService> start_shard_service(int rank, int world_size, const HostGroup::Exchange& exchange,
-                                                  ShardService::Lookup lookup, const ShardWait& wait);
+                                                  ShardService::Lookup lookup, const ShardWait& wait, const std::vector<int>& nearby = {});
 
 }  // namespace unshard

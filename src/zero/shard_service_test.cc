@@ -147,7 +147,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4));
 
 TEST(ShardService, StartsOverACommunicatorAndOutlivesIt) {
   const Model model{{5000, 3}, 2};
-  auto comms = in_process_communicators(2, {.share_memory = false});
+  CommOptions unshared;
+  unshared.share_memory = false;
+  auto comms = in_process_communicators(2, unshared);
   run_ranks(2, [&](int rank, ThreadExchange& exchange) {
     const auto pieces = model.pieces(rank);
     auto service = ShardService::start(*comms[rank], [&](int id) { return std::span(pieces[id]); });
@@ -324,7 +326,8 @@ TEST(ShardService, AStrangerOnThePortGetsNothing) {
   wire::Secret secret{};
   secret[3] = 7;
   const std::vector<std::byte> piece(10);
-  ShardServer server(0, std::move(listener), secret, [&](int) { return std::span(piece); });
+  ShardServer server(
+      0, std::move(listener), secret, [&](int) { return std::span(piece); }, std::chrono::seconds(5));
   std::string error;
   for (const bool right_rank : {true, false}) {
     auto socket = net::connect("127.0.0.1", port, std::chrono::seconds(5), &error);

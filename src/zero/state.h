@@ -1,5 +1,6 @@
 #pragma once
-// Everything a store holds; its work is split by subject: residency.cc, prefetch.cc, adopt.cc, settle.cc, publish.cc, edit.cc, release.cc.
+// Everything a store holds; its work is split by subject: residency.cc, prefetch.cc, adopt.cc, settle.cc, publish.cc, edit.cc,
+// release.cc; host_residency.cc and fetch_ahead.cc for one copy of the parameters a host.
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -13,11 +14,21 @@
 #include "unshard/zero/parameter_store.h"
 #include "zero/derived.h"
 #include "zero/entry.h"
+#include "zero/host_copy.h"
+#include "zero/plan_follower.h"
 #include "zero/shard_service.h"
 #include "zero/trace.h"
 #include "zero/write_counters.h"
 
 namespace unshard::zero {
+
+/// What touches outside the agreed plan cost in this turn.
+struct Divergence {
+  std::int64_t touches = 0;
+  int first = -1;                                 ///< parameter
+  std::int64_t step = 0, bytes = 0, wait_ns = 0;  ///< when the turn began: training step, fetched for touches and waited so far
+  bool warned = false;
+};
 
 struct StoreState {
   StoreState(std::shared_ptr<Communicator> communicator, const StoreOptions& store_options);
@@ -49,7 +60,27 @@ struct StoreState {
   void install_copy(Entry& entry, at::DataPtr copy, Residence residence);  ///< lock held; from filling
   void begin_fill(Entry& entry);                                           ///< lock held; at_rest -> filling, counted as live
   void fail_fill(Entry& entry);                                            ///< lock held; filling -> at_rest
+  void follow(Entry& entry);                                               ///< lock held
   void mark_fenced();  ///< all ranks have passed an agreed point: values at rest are complete
+
+  // host_residency.cc: several hosts, one copy of the parameters on each (see host_copy.h). No lock held unless it says so.
+  /// This rank becomes a user of each (drop() undoes it); blocks while their pieces are brought in. All or none.
+  void bring_in(const std::vector<Entry*>& wanted);
+  void drop_holds(const std::vector<Entry*>& held) noexcept;
+  void pull(const std::vector<Entry*>& claimed, bool held);  ///< claimed, with room taken -> present
+  bool readable_at_home(Entry& entry);                       ///< lock held; the hold it needs is taken
+  /// Lock held. Takes room for `numel` below `limit`. For it unused parameters leave that no rank of this host needs within `beyond`
+  /// elements; with `spare_slower`, none that a slower rank has yet to use and this one has used.
+  bool make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool spare_slower);
+  bool let_memory_go(Entry& entry);                ///< lock held; false: somebody uses it, or it isn't here
+  void shrink_to_budget();                         ///< lock held
+  void follow_plan(Entry& entry);                  ///< lock held
+  void begin_turn();                               ///< lock held
+  void refresh_held(const std::vector<int>& ids);  ///< those that something pins here get the new value, after a fence
+  void set_up_home(Entry& entry);                  ///< its memory, by the first rank of the host to add it
+
+  // fetch_ahead.cc
+  void wake_fetch_ahead();  ///< lock held
 
   // prefetch.cc
   void follow_trace(Entry& entry);  ///< lock held
@@ -78,18 +109,22 @@ struct StoreState {
   ParameterStore* owner = nullptr;
   const int rank, world;
   const bool shared;          ///< partitioned parameters rest in memory that all ranks map
+  const bool hosted;          ///< several hosts: they rest in memory that a host's ranks map, where other hosts' pieces are brought in
   const unsigned generation;  ///< of the process that made the store
   std::vector<std::unique_ptr<Entry>> entries;
   bool released = false;
 
   std::shared_ptr<SharedSegment> segment;
   std::size_t segment_used = 0;
-  std::unique_ptr<WriteCounters> counters;  ///< shared memory with several ranks
-  std::unique_ptr<ShardService> service;    ///< private memory with several ranks
+  std::unique_ptr<WriteCounters> counters;     ///< shared or hosted
+  std::unique_ptr<ShardService> service;       ///< private or hosted
+  std::unique_ptr<HostCopy> host_copy;         ///< hosted
+  std::unique_ptr<PlanFollower> follower;      ///< hosted
+  std::vector<std::pair<int, int>> elsewhere;  ///< hosted: runs [first, end) of ranks on other hosts
   std::shared_ptr<DerivedSet> derived;
 
   mutable std::mutex mutex;
-  std::condition_variable filled, added, fetch_wanted;
+  std::condition_variable filled, fetch_wanted;
   TouchTrace trace;
   std::vector<std::uint8_t> live;  ///< by id: gathered or being gathered
   std::int64_t live_numel = 0, live_bytes = 0, peak_live_bytes = 0;
@@ -99,9 +134,19 @@ struct StoreState {
   std::vector<int> prefetch_queue;
   int prefetching = 0;  ///< entries queued or in flight
   bool stopping = false;
-  std::thread prefetch_thread;
+  std::vector<std::thread> prefetch_threads;
+  bool ahead_on = false, no_room = false;  ///< hosted: fetching ahead is allowed; it waits for something to be let go
+  bool options_changed = false;            ///< the plan must be made anew
+  bool impatient = false;                  ///< hosted: in this turn touches no longer wait for slower ranks
+  /// The recorded trace at the last agreed point, and whether all ranks had the same.
+  struct {
+    std::uint64_t hash = 0;
+    std::size_t touches = 0;
+    bool equal = false;
+  } settled_trace;
+  Divergence divergence;
 
-  std::atomic<std::int64_t> touches{0};
+  std::atomic<std::int64_t> touches{0}, wait_ns{0}, outside_plan{0}, demanded_bytes{0};
   std::atomic<bool> lockstep{false};
   std::shared_ptr<const std::function<void(int)>> observer;  ///< set between touches only
   std::atomic<bool> observed{false};

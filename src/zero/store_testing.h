@@ -13,16 +13,26 @@ namespace unshard::testing {
 
 struct World {
   int size;
-  bool shared;
+  bool shared;                  ///< all ranks share memory
+  std::vector<int> hosts = {};  ///< ranks on each of several hosts; else empty
 };
 
+inline World on_hosts(const std::vector<int>& ranks_per_host) {
+  World world{0, false, ranks_per_host};
+  for (const int ranks : ranks_per_host) world.size += ranks;
+  return world;
+}
+
 inline std::string world_name(const ::testing::TestParamInfo<World>& info) {
-  return std::to_string(info.param.size) + (info.param.shared ? "_shared" : "_private");
+  if (info.param.hosts.empty()) return std::to_string(info.param.size) + (info.param.shared ? "_shared" : "_private");
+  std::string name = "hosts";
+  for (const int ranks : info.param.hosts) name += "_" + std::to_string(ranks);
+  return name;
 }
 
 inline CommOptions comm_options(const World& world, double timeout_s = 20) {
   CommOptions options;
-  options.share_memory = world.shared;
+  options.share_memory = world.shared || !world.hosts.empty();
   options.timeout = std::chrono::duration<double>(timeout_s);
   return options;
 }
@@ -34,10 +44,15 @@ inline at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, at::ScalarTy
   return ((at::arange(numel, at::kLong) * (seed * 2 + 3) + seed) % 11 - 5).reshape(sizes).to(dtype);
 }
 
+/// fn(rank, comm): as many ranks, on as many hosts, as the world has.
+inline void run_world(const World& world, const std::function<void(int, Communicator&)>& fn) {
+  world.hosts.empty() ? run_ranks(world.size, comm_options(world), fn) : run_hosts(world.hosts, comm_options(world), fn);
+}
+
 /// fn(rank, store): one store a rank; it is gone before its communicator.
 inline void with_stores(const World& world, const StoreOptions& options,
                         const std::function<void(int, std::shared_ptr<ParameterStore>)>& fn) {
-  run_ranks(world.size, comm_options(world), [&](int rank, Communicator& comm) {
+  run_world(world, [&](int rank, Communicator& comm) {
     const std::shared_ptr<Communicator> borrowed(std::shared_ptr<void>(), &comm);
     const auto store = ParameterStore::create(borrowed, options);
     fn(rank, store);
@@ -66,9 +81,11 @@ class EveryWorld : public ::testing::TestWithParam<World> {
   }
 };
 
-#define UNSHARD_EVERY_WORLD(suite)                                                                                              \
-  INSTANTIATE_TEST_SUITE_P(Worlds, suite,                                                                                       \
-                           ::testing::Values(World{1, true}, World{2, true}, World{3, true}, World{2, false}, World{3, false}), \
-                           ::unshard::testing::world_name)
+inline std::vector<World> every_world() {
+  return {{1, true}, {2, true}, {3, true}, {2, false}, {3, false}, on_hosts({1, 1}), on_hosts({1, 2}), on_hosts({2, 2})};
+}
+
+#define UNSHARD_EVERY_WORLD(suite) \
+  INSTANTIATE_TEST_SUITE_P(Worlds, suite, ::testing::ValuesIn(::unshard::testing::every_world()), ::unshard::testing::world_name)
 
 }  // namespace unshard::testing

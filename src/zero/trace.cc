@@ -18,6 +18,7 @@ struct TouchTrace::State {
   std::vector<int> trace, recorded;            // the last step's touches; this step's
   std::vector<std::int64_t> elements_before;   // by position in `trace`: elements touched before it; one entry more than `trace`
   std::vector<std::vector<std::size_t>> uses;  // by id: positions in `trace`, rising
+  std::uint64_t recorded_hash = 0;             // of `recorded`
   std::size_t next = 0;                        // position in `trace` of the touch that is expected next
   int last = -1;                               // id touched last
   std::vector<std::uint64_t> seen;             // by id: equal to `stamp` when the current walk has met it
@@ -26,7 +27,8 @@ struct TouchTrace::State {
   bool follows(std::size_t position, int previous) const { return position > 0 && trace[position - 1] == previous; }
   std::size_t locate(int id) const;
   void walk(const std::vector<std::uint8_t>& live, std::int64_t live_numel, TraceAdvice& advice);
-  std::size_t next_use(int id) const;
+  std::size_t next_use(std::size_t from, int id) const;
+  std::int64_t distance(std::size_t from, int id) const;
 };
 
 // [Note: resynchronising] A touch that isn't the expected one is looked up among the places where the trace has this parameter. A place
@@ -44,10 +46,16 @@ std::size_t TouchTrace::State::locate(int id) const {
   return places.empty() ? kNowhere : *(ahead - 1);
 }
 
-std::size_t TouchTrace::State::next_use(int id) const {
+std::size_t TouchTrace::State::next_use(std::size_t from, int id) const {
   const auto& places = uses[id];
-  const auto ahead = std::lower_bound(places.begin(), places.end(), next);
+  const auto ahead = std::lower_bound(places.begin(), places.end(), from);
   return ahead == places.end() ? kNowhere : *ahead;
+}
+
+std::int64_t TouchTrace::State::distance(std::size_t from, int id) const {
+  UNSHARD_DCHECK(id >= 0 && static_cast<std::size_t>(id) < numels.size(), "distance of parameter ", id, " of ", numels.size());
+  const auto position = next_use(from, id);
+  return position == kNowhere ? INT64_MAX : elements_before[position] - elements_before[from];
 }
 
 // The window ahead holds distinct parameters of at most prefetch_numel elements, those already live included: what was fetched for an
@@ -91,6 +99,7 @@ void TouchTrace::begin_step() {
   if (s.recorded.empty()) return;
   s.trace.swap(s.recorded);
   s.recorded.clear();
+  s.recorded_hash = 0;
   s.elements_before.assign(1, 0);
   for (auto& places : s.uses) places.clear();
   for (std::size_t position = 0; position < s.trace.size(); ++position) {
@@ -99,23 +108,38 @@ void TouchTrace::begin_step() {
   }
 }
 
-TraceAdvice TouchTrace::touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel) {
+bool TouchTrace::advance(int id) {
   State& s = *state_;
   UNSHARD_DCHECK(id >= 0 && static_cast<std::size_t>(id) < s.numels.size(), "touch of parameter ", id, " of ", s.numels.size());
-  TraceAdvice advice;
-  if (id == s.last) return advice;  // the same touch still: advised already
+  const bool expected = s.next < s.trace.size() && s.trace[s.next] == id;
   if (const auto position = s.locate(id); position != kNowhere) s.next = position + 1;
   s.last = id;
-  if (s.recorded.size() < kMaxRecorded) s.recorded.push_back(id);
-  s.walk(live, live_numel, advice);
+  if (s.recorded.size() < kMaxRecorded) {
+    s.recorded.push_back(id);
+    s.recorded_hash = (s.recorded_hash ^ static_cast<std::uint64_t>(id + 1)) * 0x100000001b3ULL + s.recorded.size();
+  }
+  return expected;
+}
+
+TraceAdvice TouchTrace::touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel) {
+  TraceAdvice advice;
+  if (id == state_->last) return advice;  // the same touch still: advised already
+  advance(id);
+  state_->walk(live, live_numel, advice);
   return advice;
 }
 
-std::int64_t TouchTrace::distance_to_next_use(int id) const {
-  const State& s = *state_;
-  UNSHARD_DCHECK(id >= 0 && static_cast<std::size_t>(id) < s.numels.size(), "distance of parameter ", id, " of ", s.numels.size());
-  const auto position = s.next_use(id);
-  return position == kNowhere ? INT64_MAX : s.elements_before[position] - s.elements_before[s.next];
+std::size_t TouchTrace::position() const { return state_->next; }
+const std::vector<int>& TouchTrace::followed() const { return state_->trace; }
+const std::vector<int>& TouchTrace::recorded() const { return state_->recorded; }
+std::uint64_t TouchTrace::recorded_hash() const { return state_->recorded_hash; }
+std::int64_t TouchTrace::distance_to_next_use(int id) const { return state_->distance(state_->next, id); }
+std::int64_t TouchTrace::distance_from(std::size_t position, int id) const { return state_->distance(position, id); }
+
+std::size_t TouchTrace::last_use_before(std::size_t position, int id) const {
+  const auto& places = state_->uses[id];
+  const auto ahead = std::lower_bound(places.begin(), places.end(), position);
+  return ahead == places.begin() ? kNowhere : *(ahead - 1);
 }
 
 std::vector<int> TouchTrace::release_order(const std::vector<int>& candidates) const {

@@ -1,6 +1,7 @@
 #pragma once
 // The order of touches in a step, recorded; followed in later steps to know what to fetch ahead and what to let go.
 // Pure: no tensors, no threads.
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -32,6 +33,17 @@ class TouchTrace {
   void begin_step();
   /// \param live  ids that are resident or being fetched, by id. \param live_numel their elements together.
   TraceAdvice touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel);
+  /// The recording half of touch(): notes the touch and finds its place. \return whether it was the next one expected.
+  bool advance(int id);
+  /// Position in followed() of the touch that is expected next.
+  std::size_t position() const;
+  const std::vector<int>& followed() const;  ///< the trace of the step before: what is expected
+  const std::vector<int>& recorded() const;  ///< this step's touches so far
+  std::uint64_t recorded_hash() const;       ///< of recorded(); equal traces have equal ones
+  /// As distance_to_next_use, seen from another place in followed().
+  std::int64_t distance_from(std::size_t position, int id) const;
+  /// The last expected use of `id` before `position`; SIZE_MAX: none.
+  std::size_t last_use_before(std::size_t position, int id) const;
   /// Elements touched between now and the next expected use of `id`; INT64_MAX when it isn't expected.
   std::int64_t distance_to_next_use(int id) const;
   /// Among `candidates` (resident, unpinned), the order in which to release them: farthest next use first.

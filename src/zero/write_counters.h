@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace unshard {
 class Communicator;
+class HostGroup;
 class SharedSegment;
 }  // namespace unshard
 
@@ -18,7 +20,7 @@ namespace unshard::zero {
 // ranks have stored as many writes as this rank has. Adding a parameter is write 1. Ranks may read unequally; only writes run in step.
 class WriteCounters {
  public:
-  /// Collective. `comm` must have a HostGroup.
+  /// Collective over the ranks of this host. `comm` must have a HostGroup of them.
   explicit WriteCounters(Communicator& comm);
   ~WriteCounters();
 
@@ -38,6 +40,8 @@ class WriteCounters {
   bool all_started(int id) const;
 
   Communicator& comm_;
+  HostGroup& host_;
+  std::vector<int> ranks_;  // of the host's ranks in `comm`, for messages
   std::shared_ptr<SharedSegment> segment_;
 };
 

@@ -45,6 +45,11 @@ struct ResidencyStats {
   std::int64_t live_bytes = 0;  ///< private whole copies held now: gathered or written-to (0 in shared memory when nothing was written)
   std::int64_t peak_live_bytes = 0;  ///< since reset_peak()
   std::int64_t pinned = 0;           ///< parameters some operator or scope holds now
+  double exposed_wait_ms = 0;        ///< touches and pins waited so long, together, for bytes of other ranks
+  std::int64_t link_bytes = 0;       ///< received from other ranks by this one, outside shared memory
+  std::int64_t outside_plan = 0;     ///< touches that the plan agreed by all ranks didn't foresee (several hosts)
+  std::int64_t host_live_bytes = 0;  ///< several hosts: memory of this host set aside for other hosts' pieces, now and at most
+  std::int64_t host_peak_live_bytes = 0;
 };
 
 /// Bytes at rest on this rank (shared memory: this rank's part).
@@ -54,8 +59,10 @@ struct StoreBytes {
 
 /// Owns the resting place of a model's parameters on one rank. Ranks must add the same parameters in the same order.
 /// Partitioned parameters of a host with shared memory rest in one SharedSegment that all ranks map: a gather moves nothing.
-/// Otherwise shards are private and a touch pulls the other ranks' pieces one-sided (a serving thread per rank), so that ranks may
-/// touch different parameters, a different number of times, without any agreement.
+/// With several hosts each has one such copy: the other hosts' pieces are brought in once a host, by whichever rank needs them first or
+/// ahead of use by a plan, and let go within the budget (max_live_numel then counts elements of other hosts' pieces, per host).
+/// Without shared memory shards are private and a touch pulls the other ranks' pieces one-sided (a serving thread per rank), so that ranks
+/// may touch different parameters, a different number of times, without any agreement.
 ///
 /// Thread-safety: touches from any thread; the other calls from one thread at a time per store.
 class ParameterStore : public std::enable_shared_from_this<ParameterStore> {

@@ -1,0 +1,155 @@
+// Several hosts: following the plan. What it foresees is fetched ahead of the touches, by threads of all ranks of the host together.
+#include <algorithm>
+#include <cmath>
+
+#include "unshard/core/error.h"
+#include "unshard/core/log.h"
+#include "zero/raw_tensor.h"
+#include "zero/state.h"
+
+namespace unshard::zero {
+namespace {
+
+// A gather of the plan: what of it isn't here is claimed, with room, else it is put off. Lock held.
+std::vector<Entry*> claim_next_gather(StoreState& state) {
+  std::vector<Entry*> claimed;
+  auto& copy = *state.host_copy;
+  while (claimed.empty()) {
+    const auto index = state.follower->take();
+    if (!index) return {};
+    const auto& gather = state.follower->plan().gathers[*index];
+    const auto positions = state.follower->positions();
+    for (const int id : gather.ids) {
+      Entry& entry = *state.entries[static_cast<std::size_t>(id)];
+      if (entry.elsewhere_numel == 0 || entry.unfenced.load()) continue;
+      Presence before{};
+      if (!copy.claim(id, &before)) continue;
+      std::int64_t needed = INT64_MAX;
+      for (const auto position : positions) needed = std::min(needed, state.trace.distance_from(position, id));
+      if (before == Presence::stale || state.make_host_room(entry.elsewhere_numel, entry.elsewhere_bytes(), state.options.max_live_numel,
+                                                            needed, /*spare_slower=*/true)) {
+        claimed.push_back(&entry);
+        continue;
+      }
+      copy.give_back(id, before);
+      state.no_room = true;
+      state.follower->put_back(*index);
+      return claimed;
+    }
+  }
+  return claimed;
+}
+
+void run_fetch_ahead(StoreState& state) {
+  const Unobserved quiet;
+  auto& copy = *state.host_copy;
+  std::unique_lock lock(state.mutex);
+  for (;;) {
+    state.fetch_wanted.wait(lock, [&] {
+      if (state.stopping) return true;
+      return state.ahead_on && !state.no_room && copy.progress_waiters().load() == 0 && state.follower->has_work();
+    });
+    if (state.stopping) return;
+    copy.fetching_ahead().fetch_add(1);  // before room is taken: a touch that finds none knows whom to wait for
+    ++state.prefetching;
+    const auto claimed = claim_next_gather(state);
+    if (!claimed.empty() && state.follower->has_work()) state.fetch_wanted.notify_one();
+    lock.unlock();
+    bool arrived = !claimed.empty();
+    try {
+      if (arrived) state.pull(claimed, /*held=*/false);
+    } catch (const std::exception&) {
+      arrived = false;  // the touch that needs the parameter fetches it itself and reports
+    }
+    copy.fetching_ahead().fetch_sub(1);
+    copy.notify();
+    lock.lock();
+    if (arrived)
+      state.prefetched += static_cast<std::int64_t>(claimed.size());
+    else
+      state.no_room = true;  // nothing to do until a touch says so
+    --state.prefetching;
+    state.filled.notify_all();
+  }
+}
+
+// One warning a store: what ranks' different ways cost in the turn that ends. Lock held.
+void report_divergence(StoreState& state, bool traces_differ) {
+  auto& turn = state.divergence;
+  const auto cost = cat("In step ", turn.step, " this rank fetched ", state.demanded_bytes.load() - turn.bytes,
+                        " bytes at a touch and not ahead of it, and waited ",
+                        std::llround(static_cast<double>(state.wait_ns.load() - turn.wait_ns) * 1e-6),
+                        " ms for bytes of other hosts. (Said once; stats().outside_plan goes on counting)");
+  if (!turn.warned && turn.touches > 0 && state.follower->agreed()) {
+    turn.warned = true;
+    log_warning(state.rank, cat("touches outside the plan that all ranks agreed on: ", turn.touches, ", the first of '",
+                                state.entries[static_cast<std::size_t>(turn.first)]->info.name, "'; they were served one-sided. ", cost));
+  } else if (!turn.warned && traces_differ && state.rank == 0) {
+    turn.warned = true;
+    log_warning(state.rank, cat("ranks touched different parameters, or in a different order, so that no plan is right for all of them; ",
+                                "each rank follows its own order. ", cost));
+  }
+  turn = {0, -1, state.comm->step(), state.demanded_bytes.load(), state.wait_ns.load(), turn.warned};
+}
+
+}  // namespace
+
+void StoreState::wake_fetch_ahead() {
+  ahead_on = true;
+  no_room = false;
+  if (lockstep.load(std::memory_order_relaxed) || inference || !follower->has_work()) return;
+  if (prefetch_threads.empty()) {
+    // One request is under way a thread; with two the link doesn't idle between an answer and the next request.
+    const int count = host_copy->local_ranks() == 1 ? 2 : 1;
+    for (int i = 0; i < count; ++i) prefetch_threads.emplace_back([this] { run_fetch_ahead(*this); });
+  }
+  fetch_wanted.notify_one();
+}
+
+// What the plan lets go after this use has gone once the host's last rank has passed it.
+static void let_go_as_planned(StoreState& state, int id) {
+  const auto& plan = state.follower->plan();
+  Entry& entry = *state.entries[static_cast<std::size_t>(id)];
+  if (plan.keeps_all || entry.elsewhere_numel == 0 || state.host_copy->users(id) > 0) return;
+  const auto positions = state.follower->positions();
+  const auto use = state.trace.last_use_before(*std::min_element(positions.begin(), positions.end()), id);
+  if (use < plan.release_after.size() && plan.release_after[use]) state.let_memory_go(entry);
+}
+
+void StoreState::follow_plan(Entry& entry) {
+  const int id = entry.info.id;
+  if (id == last_touched || inference) return;
+  const int before = std::exchange(last_touched, id);
+  const bool expected = trace.advance(id);
+  follower->moved(trace.position());
+  if (host_copy->progress_waiters().load() > 0) host_copy->notify();
+  if (before >= 0) let_go_as_planned(*this, before);
+  if (!expected && follower->agreed() && !trace.followed().empty()) {
+    outside_plan.fetch_add(1, std::memory_order_relaxed);
+    if (divergence.touches++ == 0) divergence.first = id;
+  }
+  wake_fetch_ahead();
+}
+
+// The plan is made when the trace is another one than before. Where all ranks' traces are equal they follow one plan together.
+void StoreState::begin_turn() {
+  const bool recorded = !trace.recorded().empty();
+  const bool fresh = options_changed || (recorded && trace.recorded() != trace.followed());
+  const bool settled = settled_trace.hash == trace.recorded_hash() && settled_trace.touches == trace.recorded().size();
+  const bool agreed = recorded ? settled && settled_trace.equal : follower->agreed();
+  report_divergence(*this, recorded && settled && !settled_trace.equal);
+  trace.begin_step();
+  last_touched = -1;
+  impatient = false;
+  if (fresh) {
+    std::vector<PlanParameter> parameters;
+    for (const auto& entry : entries) parameters.push_back({entry->info.layout.numel, entry->elsewhere_numel, entry->elsewhere_bytes()});
+    follower->set_plan(
+        make_plan(trace.followed(), parameters, {options.max_live_numel, options.prefetch_numel, options.max_reuse_distance}));
+    options_changed = false;
+  }
+  follower->begin(agreed);
+  wake_fetch_ahead();
+}
+
+}  // namespace unshard::zero

@@ -1,0 +1,173 @@
+#include "zero/host_copy.h"
+
+#include <algorithm>
+
+#include "unshard/comm/host_group.h"
+#include "unshard/core/error.h"
+
+namespace unshard::zero {
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kLimitBytes = std::size_t{1} << 32;  // address space only
+
+// A cell's word: presence (low 8 bits), the busy rank (16 bits), users (high 32 bits).
+constexpr std::uint64_t kUser = std::uint64_t{1} << 32;
+Presence presence_of(std::uint64_t word) { return static_cast<Presence>(word & 0xff); }
+std::uint64_t with(std::uint64_t word, Presence presence, int rank = 0) {
+  return (word & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint64_t>(rank) << 8) | static_cast<std::uint64_t>(presence);
+}
+
+void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
+  auto seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+// Zero-filled memory is the valid initial state of both.
+struct alignas(16) HostCopy::Cell {
+  std::atomic<std::uint64_t> word;
+};
+struct HostCopy::Header {
+  alignas(kLine) std::atomic<std::int64_t> live_numel;
+  std::atomic<std::int64_t> live_bytes, peak_numel, peak_bytes;
+  std::atomic<std::int32_t> fetching_ahead, progress_waiters;
+  alignas(kLine) std::atomic<std::uint64_t> cursor;
+};
+
+HostCopy::HostCopy(HostGroup& host) : host_(host), header_bytes_(sizeof(Header) + kLine * static_cast<std::size_t>(host.size())) {
+  segment_ = host.create_segment("parameter presence", std::max<std::size_t>(header_bytes_, 4096), kLimitBytes);
+}
+HostCopy::~HostCopy() = default;
+
+HostCopy::Header& HostCopy::header() const { return *reinterpret_cast<Header*>(segment_->data()); }
+HostCopy::Cell& HostCopy::cell(int id) const {
+  return reinterpret_cast<Cell*>(segment_->data() + header_bytes_)[static_cast<std::size_t>(id)];
+}
+
+int HostCopy::local_rank() const { return host_.rank(); }
+int HostCopy::local_ranks() const { return host_.size(); }
+
+std::atomic<std::uint64_t>& HostCopy::progress(int local_rank) {
+  auto* line = segment_->data() + sizeof(Header) + kLine * static_cast<std::size_t>(local_rank);
+  return *reinterpret_cast<std::atomic<std::uint64_t>*>(line);
+}
+std::atomic<std::uint64_t>& HostCopy::cursor() { return header().cursor; }
+
+void HostCopy::add(int id, const std::string& name, const std::function<void()>& set_up) {
+  const auto needed = header_bytes_ + (static_cast<std::size_t>(id) + 1) * sizeof(Cell);
+  if (needed > segment_->size()) segment_->reserve(needed * 2);
+  auto& word = cell(id).word;
+  for (;;) {
+    std::uint64_t unborn = 0;
+    if (!word.compare_exchange_strong(unborn, with(0, Presence::busy, host_.rank()))) {
+      wait_while_busy(id, name);
+      if (presence(id) != Presence::unborn) return;
+      continue;  // it failed for the one who tried
+    }
+    try {
+      set_up();
+    } catch (...) {
+      give_back(id, Presence::unborn);
+      throw;
+    }
+    return give_back(id, Presence::absent);
+  }
+}
+
+Presence HostCopy::presence(int id) const { return presence_of(cell(id).word.load(std::memory_order_acquire)); }
+std::uint32_t HostCopy::users(int id) const { return static_cast<std::uint32_t>(cell(id).word.load(std::memory_order_acquire) >> 32); }
+
+bool HostCopy::hold(int id) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (presence_of(seen) == Presence::present) {
+    if (word.compare_exchange_weak(seen, seen + kUser, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+void HostCopy::drop(int id) { cell(id).word.fetch_sub(kUser, std::memory_order_acq_rel); }
+
+bool HostCopy::claim(int id, Presence* before) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (presence_of(seen) == Presence::absent || presence_of(seen) == Presence::stale) {
+    *before = presence_of(seen);
+    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, host_.rank()), std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+void HostCopy::arrived(int id, bool held) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (!word.compare_exchange_weak(seen, with(seen, Presence::present) + (held ? kUser : 0), std::memory_order_acq_rel)) {
+  }
+}
+
+void HostCopy::give_back(int id, Presence to) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (!word.compare_exchange_weak(seen, with(seen, to), std::memory_order_acq_rel)) {
+  }
+  notify();
+}
+
+bool HostCopy::claim_unused(int id) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while ((presence_of(seen) == Presence::present || presence_of(seen) == Presence::stale) && seen < kUser) {
+    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, host_.rank()), std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+void HostCopy::outdate(int id) {
+  auto& word = cell(id).word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (presence_of(seen) == Presence::present) {
+    if (word.compare_exchange_weak(seen, with(seen, Presence::stale), std::memory_order_acq_rel)) return;
+  }
+}
+
+void HostCopy::wait_while_busy(int id, const std::string& name) {
+  if (presence(id) != Presence::busy) return;
+  host_.wait_until([this, id] { return presence(id) != Presence::busy; },
+                   cat("parameter '", name, "' is brought in by a rank of this host"));
+}
+
+void HostCopy::wait_until(const std::function<bool()>& ready, const std::string& where) { host_.wait_until(ready, where); }
+void HostCopy::notify() { host_.notify(); }
+
+bool HostCopy::take_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit_numel) {
+  auto& live = header().live_numel;
+  auto seen = live.load(std::memory_order_relaxed);
+  do {
+    if (numel > limit_numel - seen) return false;
+  } while (!live.compare_exchange_weak(seen, seen + numel, std::memory_order_relaxed));
+  raise(header().peak_numel, seen + numel);
+  raise(header().peak_bytes, header().live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  return true;
+}
+
+void HostCopy::leave_room(std::int64_t numel, std::int64_t bytes) {
+  header().live_numel.fetch_sub(numel, std::memory_order_relaxed);
+  header().live_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+std::int64_t HostCopy::live_numel() const { return header().live_numel.load(std::memory_order_relaxed); }
+std::int64_t HostCopy::live_bytes() const { return header().live_bytes.load(std::memory_order_relaxed); }
+std::int64_t HostCopy::peak_numel() const { return header().peak_numel.load(std::memory_order_relaxed); }
+std::int64_t HostCopy::peak_bytes() const { return header().peak_bytes.load(std::memory_order_relaxed); }
+std::atomic<std::int32_t>& HostCopy::progress_waiters() { return header().progress_waiters; }
+std::atomic<std::int32_t>& HostCopy::fetching_ahead() { return header().fetching_ahead; }
+
+void HostCopy::reset_peak() {
+  header().peak_numel.store(live_numel(), std::memory_order_relaxed);
+  header().peak_bytes.store(live_bytes(), std::memory_order_relaxed);
+}
+
+}  // namespace unshard::zero

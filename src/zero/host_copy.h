@@ -1,0 +1,102 @@
+#pragma once
+// Which parameters are whole on this host, for all its ranks together: one copy a host, whoever brings it in. Holds no bytes of parameters.
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace unshard {
+class HostGroup;
+class SharedSegment;
+}  // namespace unshard
+
+namespace unshard::zero {
+
+/// The other hosts' pieces of one parameter, in this host's memory. Legal moves:
+/// unborn -> busy -> absent -> busy -> present -> stale -> busy ...; present, stale -> busy -> absent (let go).
+enum class Presence : std::uint8_t {
+  unborn,   ///< no rank of this host has added the parameter yet
+  absent,   ///< not here, takes no memory
+  stale,    ///< memory is set aside, its bytes are not the value: it moved on, or a fetch failed
+  present,  ///< here: the whole value can be read
+  busy,     ///< one rank brings it in or lets it go; the others wait
+};
+
+// [Note: one copy a host] Ranks of a host map one segment in which every parameter has room for its whole value. The pieces of the host's
+// own ranks are always valid there; those of other hosts only while the parameter is present. A word in shared memory says which, and how
+// many ranks use it now. Whoever needs an absent parameter first claims it (compare-and-swap), pulls the pieces one-sided straight into
+// place and says so; the others wait for that, so that each byte crosses the link once a host. No rank needs another rank's control flow:
+// a claim is held only over a fetch from serving threads, never over a wait for a peer's progress. A rank that dies with a claim ends the
+// others' waits by its death; one whose fetch fails gives the claim back and the next one tries.
+//
+// Thread-safe, except add().
+class HostCopy {
+ public:
+  /// Collective over the host's ranks.
+  explicit HostCopy(HostGroup& host);
+  ~HostCopy();
+
+  /// Every rank of the host, in the same order of ids. The first one to come runs `set_up` (memory), the others wait for it.
+  void add(int id, const std::string& name, const std::function<void()>& set_up);
+
+  /// One more rank uses the parameter, if it is present. A held parameter stays present memory until drop().
+  bool hold(int id);
+  void drop(int id);
+  Presence presence(int id) const;
+  std::uint32_t users(int id) const;
+
+  /// absent or stale -> busy by this rank; *before becomes what it was. false: it is neither.
+  /// After absent, room must be taken with take_room() (or the claim given back with absent) before bytes are written.
+  bool claim(int id, Presence* before);
+  /// busy -> present, with this rank as a user when `held`.
+  void arrived(int id, bool held);
+  /// busy -> absent or stale.
+  void give_back(int id, Presence to);
+  /// present or stale, without users -> busy by this rank: it lets the memory go, then give_back(absent) and leave_room().
+  bool claim_unused(int id);
+  /// present -> stale: the value has moved on. Between two fences; busy ones are the claimer's own to mark.
+  void outdate(int id);
+  /// Wait while another rank is busy with it. \throws CommError that rank died.
+  void wait_while_busy(int id, const std::string& name);
+  void wait_until(const std::function<bool()>& ready, const std::string& where);
+  void notify();
+
+  // [Note: the budget] Elements of other hosts' pieces that memory is set aside for, over all ranks of the host. What is fetched ahead
+  // takes room only below the limit; a touch, which can't wait for others' progress, takes it in any case, after everything unused has
+  // gone.
+  bool take_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit_numel);
+  void leave_room(std::int64_t numel, std::int64_t bytes);
+  std::int64_t live_numel() const;
+  std::int64_t live_bytes() const;
+  std::int64_t peak_numel() const;
+  std::int64_t peak_bytes() const;
+  void reset_peak();
+  /// Fetches ahead that hold room and are under way, on this host.
+  std::atomic<std::int32_t>& fetching_ahead();
+  /// Ranks that wait for others' progress: those who move on notify() then.
+  std::atomic<std::int32_t>& progress_waiters();
+
+  int local_rank() const;
+  int local_ranks() const;
+  // Where the host's ranks are in the agreed plan: (turn, position) packed by pack(); turns count begin_step() calls.
+  std::atomic<std::uint64_t>& progress(int local_rank);
+  /// (turn, index) of the plan's next gather, which whoever is free takes.
+  std::atomic<std::uint64_t>& cursor();
+  static constexpr std::uint64_t pack(std::uint32_t turn, std::uint32_t position) { return (std::uint64_t{turn} << 32) | position; }
+  static constexpr std::uint32_t turn_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
+  static constexpr std::uint32_t position_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+
+ private:
+  struct Cell;
+  struct Header;
+  Cell& cell(int id) const;
+  Header& header() const;
+
+  HostGroup& host_;
+  std::shared_ptr<SharedSegment> segment_;
+  std::size_t header_bytes_;
+};
+
+}  // namespace unshard::zero

@@ -1,0 +1,154 @@
+// Presence of parameters on a host: claims, users, room; a rank that dies with a claim.
+#include "zero/host_copy.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "comm/testing.h"
+#include "unshard/core/error.h"
+
+namespace unshard::zero {
+namespace {
+
+HostGroupOptions options() {
+  HostGroupOptions options;
+  options.timeout = std::chrono::seconds(20);
+  return options;
+}
+
+/// Ranks of one host as threads.
+void on_host(int size, const std::function<void(int, HostCopy&)>& fn) {
+  auto groups = HostGroup::in_process(size, options());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      HostCopy copy(*groups[static_cast<std::size_t>(rank)]);
+      fn(rank, copy);
+      groups[static_cast<std::size_t>(rank)]->barrier("end of the test");
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(HostCopy, GoesThroughItsStates) {
+  on_host(1, [](int, HostCopy& copy) {
+    copy.add(0, "w", [] {});
+    EXPECT_EQ(copy.presence(0), Presence::absent);
+    EXPECT_FALSE(copy.hold(0));
+    Presence before{};
+    ASSERT_TRUE(copy.claim(0, &before));
+    EXPECT_EQ(before, Presence::absent);
+    EXPECT_FALSE(copy.claim(0, &before));
+    copy.arrived(0, /*held=*/true);
+    EXPECT_EQ(copy.users(0), 1U);
+    EXPECT_TRUE(copy.hold(0));
+    EXPECT_FALSE(copy.claim_unused(0)) << "somebody uses it";
+    copy.drop(0);
+    copy.outdate(0);
+    EXPECT_EQ(copy.presence(0), Presence::stale);
+    EXPECT_EQ(copy.users(0), 1U) << "outdated under a user";
+    EXPECT_FALSE(copy.hold(0));
+    copy.drop(0);
+    ASSERT_TRUE(copy.claim_unused(0));
+    copy.give_back(0, Presence::absent);
+    EXPECT_EQ(copy.presence(0), Presence::absent);
+  });
+}
+
+TEST(HostCopy, MemoryIsSetUpByOneRankAndAFailureIsTriedAgain) {
+  std::atomic<int> set_up{0}, failures{0};
+  on_host(4, [&](int, HostCopy& copy) {
+    for (int id = 0; id < 500; ++id) {  // the segment grows meanwhile
+      try {
+        copy.add(id, "w", [&] {
+          if (id == 7 && failures++ == 0) throw std::runtime_error("no memory");
+          std::this_thread::yield();
+          ++set_up;
+        });
+      } catch (const std::runtime_error&) {
+        copy.add(id, "w", [&] { ++set_up; });
+      }
+      EXPECT_EQ(copy.presence(id), Presence::absent);
+    }
+  });
+  EXPECT_EQ(set_up, 500);
+}
+
+TEST(HostCopy, RoomIsNeverGivenTwice) {
+  on_host(4, [](int rank, HostCopy& copy) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int i = 0; i < 2000; ++i) {
+      const auto numel = static_cast<std::int64_t>(random() % 60);
+      if (!copy.take_room(numel, numel * 4, 100)) continue;
+      ASSERT_LE(copy.live_numel(), 100);
+      copy.leave_room(numel, numel * 4);
+    }
+    EXPECT_LE(copy.peak_numel(), 100);
+    EXPECT_LE(copy.peak_bytes(), 400);
+  });
+}
+
+// Any number of ranks that claim, use, outdate and let go at random: one at a time fills, none reads what isn't there.
+TEST(HostCopy, RandomUsersNeverSeeAParameterThatIsNotThere) {
+  constexpr int kIds = 3;
+  std::array<std::atomic<int>, kIds> values{}, fillers{};
+  on_host(4, [&](int rank, HostCopy& copy) {
+    for (int id = 0; id < kIds; ++id) copy.add(id, "w", [] {});
+    std::mt19937 random(static_cast<unsigned>(rank) + 7);
+    for (int i = 0; i < 5000; ++i) {
+      const int id = static_cast<int>(random() % kIds);
+      const auto at = static_cast<std::size_t>(id);
+      Presence before{};
+      if (copy.hold(id)) {
+        ASSERT_EQ(values[at].load(), 1);
+        copy.drop(id);
+      } else if (copy.claim(id, &before)) {
+        ASSERT_EQ(fillers[at].fetch_add(1), 0);
+        values[at] = 1;
+        fillers[at].fetch_sub(1);
+        copy.arrived(id, /*held=*/false);
+        copy.notify();
+      } else {
+        copy.wait_while_busy(id, "w");
+      }
+      if (random() % 8 == 0 && copy.claim_unused(id)) {
+        ASSERT_EQ(fillers[at].fetch_add(1), 0);
+        values[at] = 0;
+        fillers[at].fetch_sub(1);
+        copy.give_back(id, Presence::absent);
+      }
+    }
+  });
+}
+
+TEST(HostCopy, ARankThatDiesWithAClaimIsNoticedByThoseWhoWait) {
+  testing::PipeExchange exchange(2);
+  const auto exits = testing::fork_ranks(2, 30, [&](int rank) {
+    auto group = HostGroup::connect(rank, 2, exchange.for_rank(rank), options());
+    HostCopy copy(*group);
+    copy.add(0, "blocks.3.w", [] {});
+    group->barrier("added");
+    Presence before{};
+    if (rank == 1) {
+      if (!copy.claim(0, &before)) return 2;
+      group->barrier("claimed");
+      ::kill(::getpid(), SIGKILL);
+    }
+    group->barrier("claimed");
+    try {
+      copy.wait_while_busy(0, "blocks.3.w");
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      return text.find("rank 1") != std::string::npos && text.find("blocks.3.w") != std::string::npos ? 0 : 3;
+    }
+    return 4;
+  });
+  EXPECT_EQ(exits[0].code, 0);
+  EXPECT_LT(exits[0].seconds, 5);
+  EXPECT_EQ(exits[1].signal, SIGKILL);
+}
+
+}  // namespace
+}  // namespace unshard::zero

@@ -1,0 +1,250 @@
+// Several hosts: a touch makes the parameter present on this host, whichever of its ranks brings it in. See [Note: one copy a host].
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "unshard/core/error.h"
+#include "unshard/core/log.h"
+#include "zero/phase_scope.h"
+#include "zero/raw_tensor.h"
+#include "zero/state.h"
+
+namespace unshard::zero {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kMessageBytes = 8 << 20;  // parameters that are claimed at once; the rest is left to other ranks meanwhile
+constexpr auto kPatience = std::chrono::milliseconds(50);
+
+// Pages that lie in other hosts' pieces alone go back to the system. \return whether it took them.
+bool punch(const StoreState& state, const Entry& entry) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  for (const auto& [first, end] : state.elsewhere) {
+    const auto home = reinterpret_cast<std::uintptr_t>(entry.home);
+    const auto from = (home + entry.slice_offset(first) + page - 1) / page * page;
+    const auto to = (home + entry.slice_offset(end)) / page * page;
+    if (from >= to) continue;
+    if (::madvise(reinterpret_cast<void*>(from), to - from, MADV_REMOVE) != 0) return false;
+  }
+  return true;
+}
+
+// What a pass over wanted parameters came to.
+struct Pass {
+  std::vector<Entry*> claimed, held, later;
+  bool no_room = false;
+};
+
+// Takes what is present, claims what is absent up to a message's size, leaves the rest for later. No lock held.
+Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted, bool patient) {
+  Pass pass;
+  auto& copy = *state.host_copy;
+  std::int64_t bytes = 0;
+  for (auto* entry : wanted) {
+    const int id = entry->info.id;
+    Presence before{};
+    if (copy.hold(id)) {
+      pass.held.push_back(entry);
+      continue;
+    }
+    if (pass.no_room || bytes >= kMessageBytes || !copy.claim(id, &before)) {
+      pass.later.push_back(entry);
+      continue;
+    }
+    bool room = before == Presence::stale;
+    if (!room) {
+      const std::lock_guard lock(state.mutex);
+      const auto limit = state.inference ? INT64_MAX : state.options.max_live_numel;
+      const bool others_fetch = copy.fetching_ahead().load() > 0;  // asked first: what ends meanwhile can be let go
+      room = state.make_host_room(entry->elsewhere_numel, entry->elsewhere_bytes(), limit, -1, patient);
+      if (!room && !patient && !others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
+    }
+    if (room) {
+      pass.claimed.push_back(entry);
+      bytes += entry->elsewhere_bytes();
+    } else {
+      copy.give_back(id, before);
+      pass.no_room = true;
+      pass.later.push_back(entry);
+    }
+  }
+  return pass;
+}
+
+// [Note: patience] A rank that runs ahead of another one of its host, both in the agreed plan, would throw out what the slower one is about
+// to use, and both would fetch it again and again. It waits for the slower one instead, but not for long: that one may be waiting for us in
+// a collective of the user's, or have ended early. Fetches ahead are always waited for: they end by themselves.
+void wait_for_room(StoreState& state, bool& patient) {
+  auto& copy = *state.host_copy;
+  const auto deadline = Clock::now() + kPatience;
+  std::uint64_t progress = 0;
+  {
+    const std::lock_guard lock(state.mutex);
+    progress = state.follower->others_progress();
+  }
+  const auto fetching = copy.fetching_ahead().load();
+  copy.progress_waiters().fetch_add(1);
+  try {
+    copy.wait_until(
+        [&] {
+          if (fetching > 0) return copy.fetching_ahead().load() < fetching;
+          return state.follower->others_progress() != progress || Clock::now() > deadline;
+        },
+        "room for a parameter of another host");
+  } catch (...) {
+    copy.progress_waiters().fetch_sub(1);
+    throw;
+  }
+  copy.progress_waiters().fetch_sub(1);
+  if (fetching == 0 && Clock::now() > deadline) {
+    patient = false;
+    const std::lock_guard lock(state.mutex);
+    state.impatient = true;
+  }
+}
+
+}  // namespace
+
+void StoreState::set_up_home(Entry& entry) {
+  segment->reserve(segment_used);
+  if (punch(*this, entry)) return;  // memory was set aside for the whole
+  throw CommError(cat("[zero.add] the system doesn't take back shared memory of parameter '", entry.info.name, "' (", std::strerror(errno),
+                      "); turn shared memory off here (CommOptions::share_memory)"));
+}
+
+void StoreState::pull(const std::vector<Entry*>& claimed, bool held) {
+  std::vector<ShardService::Request> requests;
+  for (const auto* entry : claimed) {
+    const auto shard_bytes = static_cast<std::size_t>(entry->info.layout.shard_numel()) * entry->element_bytes();
+    requests.push_back({entry->info.id, entry->home, shard_bytes, entry->whole_bytes()});
+  }
+  try {
+    service->fetch(requests);
+  } catch (...) {
+    for (const auto* entry : claimed) host_copy->give_back(entry->info.id, Presence::stale);
+    throw;
+  }
+  for (const auto* entry : claimed) host_copy->arrived(entry->info.id, held);
+  host_copy->notify();
+  if (held) {
+    for (const auto* entry : claimed) demanded_bytes += entry->elsewhere_bytes();
+  }
+  const std::lock_guard lock(mutex);
+  gathers += static_cast<std::int64_t>(claimed.size());
+}
+
+void StoreState::bring_in(const std::vector<Entry*>& wanted) {
+  const auto started = Clock::now();
+  std::vector<Entry*> rest = wanted, held;
+  bool patient = false;
+  {
+    const std::lock_guard lock(mutex);
+    patient = follower->agreed() && host_copy->local_ranks() > 1 && !impatient;
+  }
+  try {
+    while (!rest.empty()) {
+      auto pass = claim_some(*this, rest, patient);
+      held.insert(held.end(), pass.held.begin(), pass.held.end());
+      if (!pass.claimed.empty()) {
+        pull(pass.claimed, /*held=*/true);
+        held.insert(held.end(), pass.claimed.begin(), pass.claimed.end());
+      } else if (pass.no_room) {
+        wait_for_room(*this, patient);
+      } else if (!pass.later.empty()) {
+        host_copy->wait_while_busy(pass.later.front()->info.id, pass.later.front()->info.name);
+      }
+      rest = std::move(pass.later);
+    }
+  } catch (...) {
+    drop_holds(held);
+    throw;
+  }
+  wait_ns += std::chrono::nanoseconds(Clock::now() - started).count();
+}
+
+void StoreState::drop_holds(const std::vector<Entry*>& held) noexcept {
+  for (const auto* entry : held) host_copy->drop(entry->info.id);
+}
+
+bool StoreState::readable_at_home(Entry& entry) {
+  if (entry.elsewhere_numel == 0 || entry.held) return true;
+  return entry.held = host_copy->hold(entry.info.id);
+}
+
+bool StoreState::let_memory_go(Entry& entry) {
+  const int id = entry.info.id;
+  if (!host_copy->claim_unused(id)) return false;
+  punch(*this, entry);  // it did at add()
+  host_copy->leave_room(entry.elsewhere_numel, entry.elsewhere_bytes());
+  host_copy->give_back(id, Presence::absent);
+  return true;
+}
+
+namespace {
+
+// When any rank of the host that follows the same plan needs it next.
+std::int64_t distance_on_host(const StoreState& state, const PlanFollower::Positions& positions, int id) {
+  std::int64_t nearest = INT64_MAX;
+  for (const auto position : positions) nearest = std::min(nearest, state.trace.distance_from(position, id));
+  return nearest;
+}
+
+}  // namespace
+
+// Unused parameters leave, those needed last first, as long as none is needed within `beyond` elements.
+bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool spare_slower) {
+  const auto take = [&] { return host_copy->take_room(numel, bytes, limit); };
+  if (take()) return true;
+  const auto positions = follower->positions();
+  const auto slowest = *std::min_element(positions.begin(), positions.end());
+  std::vector<std::pair<std::int64_t, Entry*>> candidates;
+  for (const auto& entry : entries) {
+    const int id = entry->info.id;
+    if (entry->elsewhere_numel == 0 || host_copy->users(id) > 0) continue;
+    const auto presence = host_copy->presence(id);
+    if (presence == Presence::stale) {
+      candidates.emplace_back(INT64_MAX, entry.get());  // its bytes are of no use
+    } else if (presence == Presence::present) {
+      const auto distance = distance_on_host(*this, positions, id);
+      if (distance <= beyond) continue;
+      const auto last_use = trace.last_use_before(trace.position(), id);
+      if (spare_slower && last_use != SIZE_MAX && last_use >= slowest) continue;  // a slower rank has that use before it
+      candidates.emplace_back(distance, entry.get());
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (auto& [distance, entry] : candidates) {
+    if (let_memory_go(*entry) && take()) return true;
+  }
+  return false;
+}
+
+void StoreState::shrink_to_budget() {
+  if (inference || host_copy->live_numel() <= options.max_live_numel) return;
+  make_host_room(0, 0, options.max_live_numel, -1, /*spare_slower=*/false);
+}
+
+void StoreState::refresh_held(const std::vector<int>& ids) {
+  if (!host_copy) return;
+  for (const int id : ids) {
+    Entry& entry = *entries[static_cast<std::size_t>(id)];
+    bool held = false;
+    {
+      const std::lock_guard lock(mutex);
+      held = entry.held;
+    }
+    while (held && host_copy->presence(id) != Presence::present) {
+      Presence before{};
+      if (host_copy->claim(id, &before))
+        pull({&entry}, /*held=*/false);
+      else
+        host_copy->wait_while_busy(id, entry.info.name);
+    }
+  }
+}
+
+}  // namespace unshard::zero
