@@ -1,7 +1,8 @@
 """Collectives of two ranks on one host: collectives.py unshard|gloo|deepspeed; rank 0 prints one JSON line.
 
-Beside each time stands the bound: the bytes that the operation must read and write, at the rate at which all ranks at once copy memory
-blocks of that size. `bytes` is the size of the whole (gathered, unreduced) tensor.
+Beside each time stand two bounds: the bytes the operation must read and write, at memcpy's bandwidth (`bound_us`: all ranks at once copy
+the largest block, which no cache holds), and at the rate at which blocks of that very size are copied (`same_size_us`: small ones stay in
+the core's own cache, faster than cores can exchange bytes). `bytes` is the size of the whole (gathered, unreduced) tensor.
 """
 import json
 import os
@@ -78,8 +79,11 @@ def main():
             row = {"operation": name, "bytes": nbytes, "right": right, **timed(lambda c=call, a=first, b=second: c(a, b), nbytes)}
             target = torch.empty_like(full)
             row["copy_us"] = timed(lambda t=target, f=full: t.copy_(f), nbytes)["median_us"]
-            row["bound_us"] = row["copy_us"] * traffic(name, nbytes, world) / (2 * nbytes)
+            row["same_size_us"] = row["copy_us"] * traffic(name, nbytes, world) / (2 * nbytes)
             rows.append(row)
+    bytes_a_us = 2 * SIZES[-1] / statistics.median(row["copy_us"] for row in rows if row["bytes"] == SIZES[-1])
+    for row in rows:
+        row["bound_us"] = traffic(row["operation"], row["bytes"], world) / bytes_a_us
     if rank == 0:
         print("RESULT " + json.dumps({"kind": kind, "rows": rows}), flush=True)
     dist.barrier()

@@ -61,7 +61,7 @@ def collective_targets(collectives):
     rows = []
     for row in collectives:
         if row["kind"] == "unshard" and row["bytes"] >= 1 << 20:
-            what = f"{row['operation']} of {row['bytes'] >> 20} MiB, share of memory's speed"
+            what = f"{row['operation']} of {row['bytes'] >> 20} MiB, share of memcpy's speed"
             rows.append(target(what, row["bound_us"] / row["median_us"], 0.5, False))
         elif row["kind"] == "unshard" and row["bytes"] == 64 << 10:
             rows.append(target(f"{row['operation']} of 64 KiB, us", row["median_us"], 25, True))
@@ -97,9 +97,12 @@ def document(results):
                   table(["", "ms"], [[kind, f"{row['median_ms']:.1f}"] for kind, row in results["update"].items()])]
     if results.get("collectives"):
         parts += ["### Collectives, 2 ranks",
-                  table(["", "operation", "KiB", "us (median)", "share of memory's speed"],
+                  "Shares of the speed of memcpy: of blocks too large for the caches (the target's), and of blocks of that very size, which for "
+                  "small ones is the core's own cache.",
+                  table(["", "operation", "KiB", "us (median)", "share of memcpy's speed", "of blocks of that size"],
                         [[row["kind"], row["operation"], str(row["bytes"] >> 10), f"{row['median_us']:.1f}",
-                          f"{row['bound_us'] / row['median_us']:.2f}"] for row in results["collectives"]])]
+                          f"{row['bound_us'] / row['median_us']:.2f}", f"{row['same_size_us'] / row['median_us']:.2f}"]
+                         for row in results["collectives"]])]
     if results.get("startup"):
         parts += ["### Start-up", table(["", "import over torch, s", "first initialize, s", "first step, s"],
                                         [[name, *(f"{row[key]:.2f}" for key in ("import_s", "initialize_s", "first_step_s"))]

@@ -89,7 +89,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._config.autocast.dtype)
 
-    def backward(self, loss, retain_graph=False, scale_wrt_gas=True, **ignored):
+    def backward(self, loss, retain_graph=False, scale_wrt_gas=True):
         """Gradients of a scalar loss, added to those since the last update. Returns the loss divided by the accumulation steps.
 
         `loss.backward()` does the same (the engine scales the gradients that then arrive)."""

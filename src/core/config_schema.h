@@ -42,6 +42,10 @@ struct Range {
   bool open_min = false, open_max = false;  ///< the bound itself is excluded
   bool contains(double value) const { return (open_min ? value > min : value >= min) && (open_max ? value < max : value <= max); }
 };
+inline constexpr Range kCount = {.min = 1};
+inline constexpr Range kNotNegative = {.min = 0};
+inline constexpr Range kPositive = {.min = 0, .open_min = true};
+inline constexpr Range kShare = {.min = 0, .max = 1};
 
 struct Key {
   std::string_view name;

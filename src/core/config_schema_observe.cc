@@ -7,8 +7,6 @@ namespace {
 using enum Kind;
 using enum State;
 
-constexpr Range kCount = {.min = 1};
-constexpr Range kNotNegative = {.min = 0};
 constexpr std::string_view kJobName = R"("DeepSpeedJobName")";
 
 Key enabled() { return {.name = "enabled", .initial = "false", .state = not_built}; }

@@ -7,11 +7,7 @@ namespace {
 using enum Kind;
 using enum State;
 
-constexpr Range kNotNegative = {.min = 0};
-constexpr Range kPositive = {.min = 0, .open_min = true};
-constexpr Range kShare = {.min = 0, .max = 1};
 constexpr Range kDecay = {.min = 0, .max = 1, .open_max = true};
-constexpr Range kCount = {.min = 1};
 
 Key lr(std::string_view initial) { return {.name = "lr", .kind = number, .initial = initial, .range = kNotNegative}; }
 Key weight_decay(std::string_view initial) { return {.name = "weight_decay", .kind = number, .initial = initial, .range = kNotNegative}; }

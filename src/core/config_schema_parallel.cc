@@ -7,9 +7,6 @@ namespace {
 using enum Kind;
 using enum State;
 
-constexpr Range kCount = {.min = 1};
-constexpr Range kNotNegative = {.min = 0};
-
 Section pipeline() {
   return {"pipeline",
           {

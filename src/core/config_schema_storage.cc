@@ -6,7 +6,6 @@ namespace unshard::config {
 std::vector<Section> storage_sections() {
   using enum Kind;
   using enum State;
-  constexpr Range kCount = {.min = 1};
   Section activation = {"activation_checkpointing",
                         {
                             {.name = "partition_activations", .initial = "false", .state = not_built},

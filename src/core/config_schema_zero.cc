@@ -7,10 +7,6 @@ namespace {
 using enum Kind;
 using enum State;
 
-constexpr Range kCount = {.min = 1};
-constexpr Range kNotNegative = {.min = 0};
-constexpr Range kShare = {.min = 0, .max = 1};
-
 Section zero() {
   return {
       "zero_optimization",

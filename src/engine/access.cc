@@ -77,6 +77,14 @@ void Engine::State::take_edits(int id) {
   master.copy_(at::where(edited, shown.to(c10::kFloat), master.to(shown.device())));
 }
 
+// A rank that calls alone is named within options.collective_check instead of waiting for peers that never come.
+const ModelParameter& Engine::State::enter_collective(const char* call, int id) const {
+  require_alive(call);
+  const auto& parameter = model.at(id, call);
+  if (comm->world_size() > 1) comm->check_all_in(cat(call, "('", parameter.name, "')"));
+  return parameter;
+}
+
 void Engine::State::drain_for_access() {
   hooks.collect(*backward);
   pipeline->drain(*comm);
@@ -91,8 +99,7 @@ at::Tensor Engine::State::state_domain(int id, const std::string& name) {
 
 at::Tensor Engine::full_fp32_param(int id) {
   auto& s = *state_;
-  s.require_alive("full_fp32_param");
-  const auto& parameter = s.model.at(id, "full_fp32_param");
+  const auto& parameter = s.enter_collective("full_fp32_param", id);
   const at::NoGradGuard no_grad;
   s.refresh_masters(s.store->settle());
   s.take_edits(id);
@@ -103,8 +110,7 @@ at::Tensor Engine::full_fp32_param(int id) {
 
 at::Tensor Engine::full_grad(int id) {
   auto& s = *state_;
-  s.require_alive("full_grad");
-  const auto& parameter = s.model.at(id, "full_grad");
+  const auto& parameter = s.enter_collective("full_grad", id);
   const at::NoGradGuard no_grad;
   s.drain_for_access();
   const std::uint8_t mine = s.pipeline->present()[id];
@@ -118,8 +124,7 @@ at::Tensor Engine::full_grad(int id) {
 
 at::Tensor Engine::full_state(int id, const std::string& name) {
   auto& s = *state_;
-  s.require_alive("full_state");
-  const auto& parameter = s.model.at(id, "full_state");
+  const auto& parameter = s.enter_collective("full_state", id);
   const at::NoGradGuard no_grad;
   if (name == "step" && s.optimizer && parameter.is_trained())
     return at::full({}, static_cast<double>(s.optimizer->step_count(id)), c10::kFloat);
@@ -130,8 +135,7 @@ at::Tensor Engine::full_state(int id, const std::string& name) {
 
 void Engine::set_full_fp32_param(int id, const at::Tensor& value) {
   auto& s = *state_;
-  s.require_alive("set_full_fp32_param");
-  const auto& parameter = s.model.at(id, "set_full_fp32_param");
+  const auto& parameter = s.enter_collective("set_full_fp32_param", id);
   const auto flat = s.flattened(value, parameter, "set_full_fp32_param");
   const at::NoGradGuard no_grad;
   s.refresh_masters(s.store->settle());
@@ -148,8 +152,7 @@ void Engine::set_full_fp32_param(int id, const at::Tensor& value) {
 
 void Engine::set_full_grad(int id, const at::Tensor& value) {
   auto& s = *state_;
-  s.require_alive("set_full_grad");
-  const auto& parameter = s.model.at(id, "set_full_grad");
+  const auto& parameter = s.enter_collective("set_full_grad", id);
   require(parameter.is_trained(), "[engine.set_full_grad] parameter '", parameter.name, "' is not trained: it is in no group");
   const auto flat = s.flattened(value, parameter, "set_full_grad");
   const at::NoGradGuard no_grad;
@@ -190,8 +193,7 @@ at::Tensor Engine::local_fp32_param(int id) {
 
 at::Tensor Engine::local_grad(int id) {
   auto& s = *state_;
-  s.require_alive("local_grad");
-  const auto& parameter = s.model.at(id, "local_grad");
+  const auto& parameter = s.enter_collective("local_grad", id);
   const at::NoGradGuard no_grad;
   s.drain_for_access();
   const std::uint8_t mine = s.pipeline->present()[id];
@@ -212,8 +214,7 @@ at::Tensor Engine::local_state(int id, const std::string& name) {
 
 void Engine::set_local_fp32_param(int id, const at::Tensor& value) {
   auto& s = *state_;
-  s.require_alive("set_local_fp32_param");
-  const auto& parameter = s.model.at(id, "set_local_fp32_param");
+  const auto& parameter = s.enter_collective("set_local_fp32_param", id);
   const at::NoGradGuard no_grad;
   s.refresh_masters(s.store->settle());
   const auto flat = s.from_pieces(value, parameter, "set_local_fp32_param");
@@ -224,8 +225,7 @@ void Engine::set_local_fp32_param(int id, const at::Tensor& value) {
 
 void Engine::set_local_grad(int id, const at::Tensor& value) {
   auto& s = *state_;
-  s.require_alive("set_local_grad");
-  const auto& parameter = s.model.at(id, "set_local_grad");
+  const auto& parameter = s.enter_collective("set_local_grad", id);
   require(parameter.is_trained(), "[engine.set_local_grad] parameter '", parameter.name, "' is not trained: it is in no group");
   const at::NoGradGuard no_grad;
   s.drain_for_access();
@@ -237,8 +237,7 @@ void Engine::set_local_grad(int id, const at::Tensor& value) {
 
 void Engine::set_local_state(int id, const std::string& name, const at::Tensor& value) {
   auto& s = *state_;
-  s.require_alive("set_local_state");
-  const auto& parameter = s.model.at(id, "set_local_state");
+  const auto& parameter = s.enter_collective("set_local_state", id);
   const at::NoGradGuard no_grad;
   const auto state = s.state_domain(id, name);
   require(state.defined(), "[engine.set_local_state] parameter '", parameter.name, "' has no optimizer state '", name, "'");

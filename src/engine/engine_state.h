@@ -66,6 +66,7 @@ struct Engine::State {
   at::Tensor own_part(const at::Tensor& domain, const ModelParameter& parameter) const;
   void write_domain(const at::Tensor& domain, const at::Tensor& flat, const ModelParameter& parameter);
   void drain_for_access();
+  const ModelParameter& enter_collective(const char* call, int id) const;
 
   // offload.cc
   void move_states(c10::Device device);

@@ -1,5 +1,5 @@
 # What a C++ project does: install the library to a prefix of its own, build examples/cpp beside it with find_package(unshard), and train
-# two steps on one rank. Nothing of the build or source tree is on the project's paths.
+# two steps on one rank; then the README's example in the same way. Nothing of the build or source tree is on the projects' paths.
 function(step what)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   message("${output}")
@@ -33,4 +33,25 @@ foreach(wanted "step    1/2  loss [0-9.]+ " "step    2/2  loss [0-9.]+ " "loss [
     message(FATAL_ERROR "the program's output lacks '${wanted}'")
   endif()
 endforeach()
+
+# The C++ example of README.md, as it stands, in a project as the README describes it.
+file(READ ${SOURCE}/README.md readme)
+string(FIND "${readme}" "```cpp\n" begin)
+math(EXPR begin "${begin} + 7")
+string(SUBSTRING "${readme}" ${begin} -1 rest)
+string(FIND "${rest}" "```" length)
+string(SUBSTRING "${rest}" 0 ${length} program)
+file(WRITE ${work}/readme/train.cc "${program}")
+file(WRITE ${work}/readme/CMakeLists.txt [[
+cmake_minimum_required(VERSION 3.25)
+project(readme CXX)
+find_package(unshard REQUIRED)
+add_executable(train train.cc)
+target_link_libraries(train PRIVATE unshard::unshard)
+]])
+step("configuring the README's example" ${CMAKE_COMMAND} -S ${work}/readme -B ${work}/readme/build -G ${GENERATOR}
+     -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_CXX_FLAGS=${FLAGS}
+     -DCMAKE_PREFIX_PATH=${work}/prefix -DTorch_DIR=${Torch_DIR})
+step("building the README's example" ${CMAKE_COMMAND} --build ${work}/readme/build)
+step("the README's example" ${CMAKE_COMMAND} -E chdir ${SOURCE} ${work}/readme/build/train)
 file(REMOVE_RECURSE ${work})

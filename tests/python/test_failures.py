@@ -85,6 +85,35 @@ def test_a_stall_is_reported_with_who_waits_where(stage):
     assert "rank 1" in o.output and "step 2" in o.output and "rank 0" in o.output, o.output[-2000:]
 
 
+ALONE = {
+    "get_full_fp32_param": lambda utils, w: utils.safe_get_full_fp32_param(w),
+    "get_full_grad": lambda utils, w: utils.safe_get_full_grad(w),
+    "get_full_state": lambda utils, w: utils.safe_get_full_optimizer_state(w, "exp_avg"),
+    "set_full_fp32_param": lambda utils, w: utils.safe_set_full_fp32_param(w, torch.zeros(64, 64)),
+    "set_local_grad": lambda utils, w: utils.safe_set_local_grad(w, torch.zeros(64 * 32)),
+}
+
+
+def called_on_one_rank(rank, world, call):
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()),
+                                    config=dense.config(3, unshard={"collective_check_s": 2}))
+    engine.backward(engine(torch.ones(2, 64)).sum())
+    if rank == 0:
+        ALONE[call](unshard, model[1].weight)
+    engine.step()
+
+
+@pytest.mark.parametrize("memory", [{}, {"UNSHARD_SHARE_MEMORY": "off"}], ids=["shared", "unshared"])
+@pytest.mark.parametrize("call", list(ALONE))
+def test_a_collective_access_on_one_rank_is_named(call, memory):
+    outcomes = run_ranks(2, called_on_one_rank, call, expect_failure=True, limit=30, env=memory)
+    assert all(o.code not in (0, None) for o in outcomes), [o.output[-1500:] for o in outcomes]
+    assert call.removeprefix("get_") in outcomes[0].output and "1.weight" in outcomes[0].output, outcomes[0].output[-1500:]
+
+
 def not_a_number(rank, world):
     import unshard
     torch.manual_seed(0)
