@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 import unshard
 from unshard.launcher.cores import parse_core_list, share_out
 from unshard.launcher.env_file import parse_env_lines
 from unshard.launcher.errors import LaunchError
+from unshard.launcher.exit_status import exit_status
 from unshard.launcher.frames import MAGIC, Unpacker, pack
 from unshard.launcher.hosts import parse_filter, read_hostfile, select
 from unshard.launcher.node_plan import make_node_plan
@@ -23,6 +25,7 @@ from unshard.launcher.plan import Plan, Share, make_plan
 from unshard.launcher.ports import choose_port
 from unshard.launcher.preflight import check, settle_meeting_point
 from unshard.launcher.report import Printer, ranges
+from unshard.launcher.watch import Watch
 
 PYTHON_DIR = str(pathlib.Path(__file__).resolve().parents[2] / "python")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR",
@@ -197,6 +200,34 @@ def test_a_rank_that_ignores_sigterm_is_ended_within_5_seconds(here):
     done = launch("--num_gpus=2", name)
     assert done.returncode == 5
     assert time.time() - float((here / "failed_at").read_text()) < 5.5
+
+
+def test_status_of_a_process_that_was_reaped():
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    for code, wanted in (("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9), ("", 0)):
+        process = subprocess.Popen([sys.executable, "-S", "-c", code])
+        pidfd = os.pidfd_open(process.pid)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+        assert exit_status(pidfd) == wanted
+        process.wait()
+        assert exit_status(pidfd) == (wanted if release >= (6, 15) else None)
+        os.close(pidfd)
+
+
+def test_a_rank_that_the_agent_reaped_first_is_judged_by_the_agents_code(here):
+    class Sink:
+        heard = []
+
+        def failed(self, rank, status, tail):
+            self.heard.append((rank, status))
+
+    plan = SimpleNamespace(ranks=3, first_rank=4, world=9, log_dir="")
+    for codes, wanted in (({}, []), ({5: 3, 6: -15}, [(5, 3)]), ({6: 2}, [(6, 2)])):
+        watch, Sink.heard = Watch(plan, Sink(), both_streams=False), []
+        watch._unsure = [(0, None), (1, None), (2, None)]
+        watch.stop()
+        watch.settle(codes)
+        assert Sink.heard == wanted
 
 
 def test_the_first_failure_comes_first_even_when_another_follows_at_once(here):

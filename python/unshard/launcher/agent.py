@@ -52,6 +52,7 @@ def launch(plan, sink, both_streams):
     finally:
         orphans.end_all_but(before)
         watch.stop()
+    watch.settle(codes)
     return Ended(codes, interrupted, store)
 
 

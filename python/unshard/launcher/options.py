@@ -75,6 +75,9 @@ def add_output(group):
     group.add_argument("--no_rank_prefix", action="store_true", help="don't put [rank N] before each line where there are several ranks")
     group.add_argument("--enable_each_rank_log", default="", metavar="DIR",
                        help="write each rank's output to DIR/rankN.log on its host instead")
+    group.add_argument("--run-dir", "--run_dir", default="", metavar="DIR",
+                       help="each rank writes what it knows to DIR/rankN.json when something goes wrong; `unshard doctor DIR` reads them")
+    group.add_argument("--record-at-end", "--record_at_end", action="store_true", help="and at the end of a good run, with --run-dir")
     group.add_argument("--timeline", default="", metavar="DIR",
                        help="trace what each rank does when, into this folder of its host (UNSHARD_TIMELINE)")
     group.add_argument("--save_pid", action="store_true",

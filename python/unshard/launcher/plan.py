@@ -178,6 +178,9 @@ def task_of(options, way):
     environment = read_env_files()
     if way == SSH or way in flags.TOOLS:
         environment = {**exported(), **environment}
+    if options.run_dir:
+        environment["UNSHARD_RUN_DIR"] = os.path.abspath(options.run_dir)
+        environment["UNSHARD_RECORD_AT_END"] = str(int(options.record_at_end))
     if options.timeline:
         environment["UNSHARD_TIMELINE"] = os.path.abspath(options.timeline)
     return {"cwd": os.getcwd(), "script": options.script, "arguments": options.arguments, "module": options.module,

@@ -10,24 +10,27 @@ import signal
 import threading
 import time
 
+from unshard.launcher.exit_status import exit_status
+
 KEPT_BYTES = 64 << 10
 TAIL_LINES = 30
 GRACE_S = 4.0            # between the first failure and SIGKILL for ranks that ignore SIGTERM
 
 
 class Watch:
-    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status or None, last lines); ranks are those of the whole job.
+    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status, last lines); ranks are those of the whole job.
     `both_streams`: watch their standard output too."""
 
     def __init__(self, plan, sink, both_streams):
         self.started_read, self.started_write = os.pipe()
         streams = (1, 2) if both_streams else (2,)               # else the ranks keep this process's standard output
         self.pipes = {(local, stream): os.pipe() for local in range(plan.ranks) for stream in streams}
-        self.first = None                                        # (local rank, exit status or None, time) of the first failure here
+        self.first = None                                        # (local rank, exit status, time) of the first failure here
         self.pids = {}
         self._plan, self._sink = plan, sink
         self._tails = [collections.deque() for _ in range(plan.ranks)]
         self._alive = {}                                         # local rank -> pidfd
+        self._unsure = []                                        # (local rank, status) of ends that may be a failure's consequence, or none
         self._wake_read, self._wake_write = os.pipe()
         self._killed = False
         self._thread = threading.Thread(target=self._run, name="unshard-watch", daemon=True)
@@ -86,22 +89,32 @@ class Watch:
             try:
                 self._alive[rank] = os.pidfd_open(pid)
             except ProcessLookupError:
-                continue                                         # already reaped by the agent, which keeps its code
+                self._unsure.append((rank, None))                # already reaped by the agent
+                continue
             self._selector.register(self._alive[rank], selectors.EVENT_READ, ("ended", rank))
 
     def _ended(self, rank):
         fd = self._alive.pop(rank)
         self._selector.unregister(fd)
-        try:
-            info = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            status = None if info is None else info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        except ChildProcessError:
-            status = None                                        # reaped by the agent first
+        status = exit_status(fd)
         os.close(fd)
         for source in self.pipes:
             if source[0] == rank:
                 self._relay(source)                              # its last words before anyone else's
-        if status != 0 and self.first is None:
+        if status is None or (self._unsure and status in (-signal.SIGTERM, -signal.SIGKILL)):
+            self._unsure.append((rank, status))                  # reaped by the agent first; or perhaps ended by it because of that one
+        elif status != 0:
+            self._failed(rank, status)
+
+    def settle(self, codes):
+        """When the agent has told how ranks of the job failed, in {rank: status}: decide about those that the watch isn't sure of."""
+        for rank, status in self._unsure:
+            status = codes.get(self._plan.first_rank + rank, 0) if status is None else status
+            if status != 0:
+                self._failed(rank, status)
+
+    def _failed(self, rank, status):
+        if self.first is None:
             self.first = (rank, status, time.monotonic())
             self._sink.failed(self._plan.first_rank + rank, status, self._tail(rank))
 
