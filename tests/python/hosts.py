@@ -55,6 +55,7 @@ class Hosts:
         self.names = [f"worker-{i + 1}" for i in range(count)]
         self._port = 29600
         self._holders, self._daemons, self._started = [], [], []
+        self._networks = []                      # a descriptor of each host's: while it is open nobody else gets that one's number
         self._folder = None
 
     def address(self, i):
@@ -76,6 +77,7 @@ class Hosts:
             self._write_files()
             for name in self.names:
                 self._holders.append(self._hold(name))
+                self._networks.append(os.open(f"/proc/{self._holders[-1].pid}/ns/net", os.O_RDONLY))
             self._join_by_relay() if self.delay_ms else self._join_by_bridge()
             if self.ssh:
                 for i in range(self.count):
@@ -108,14 +110,15 @@ class Hosts:
             for pipe in (process.stdin, process.stdout):
                 if pipe:
                     pipe.close()
-        self._daemons, self._holders, self._started = [], [], []
+        for network in self._networks:
+            os.close(network)
+        self._daemons, self._holders, self._started, self._networks = [], [], [], []
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def processes(self, i=None):
         """Ids of all processes inside host i (default: any host), the harness's own among them."""
-        holders = self._holders if i is None else [self._holders[i]]
-        networks = {os.readlink(f"/proc/{holder.pid}/ns/net") for holder in holders if holder.poll() is None}
+        networks = {f"net:[{os.fstat(network).st_ino}]" for network in (self._networks if i is None else [self._networks[i]])}
         found = []
         for entry in os.listdir("/proc"):
             try:
