@@ -52,10 +52,10 @@ void C10dTransport::raise(const Call& call, std::string_view reason) const {
   throw CommError(cat(where(call), " ", reason, "; this is rank ", rank_, " of ", size_, " in step ", call.step));
 }
 
-void C10dTransport::check_local_peers(const Call& call) const {
-  if (!options_.local_peers) return;
-  const auto dead = options_.local_peers->dead();
-  if (!dead.empty()) raise(call, cat("rank ", dead.front(), " is gone (its process on this host ended)"));
+void C10dTransport::check_peers(const Call& call, bool also_in_order) const {
+  if (!options_.ended) return;
+  const std::string ended = options_.ended(also_in_order);
+  if (!ended.empty()) raise(call, ended);
 }
 
 c10::intrusive_ptr<c10d::Backend> C10dTransport::backend_for(const Call& call, const at::Tensor& tensor) const {
@@ -78,9 +78,10 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
     reason = error.what();
   }
   for (int attempt = 0; attempt < 20; ++attempt) {
-    check_local_peers(call);
+    check_peers(call);
     std::this_thread::sleep_for(10ms);
   }
+  check_peers(call, true);
   raise(call, cat("a peer failed or timed out: ", first_line(reason)));
 }
 
@@ -117,7 +118,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
       std::unique_lock<std::mutex> lock(signal->mutex);
       if (signal->changed.wait_for(lock, 50ms, [&] { return signal->done; })) return;
     }
-    check_local_peers(call);
+    check_peers(call);
     if (options_.interrupt_check) options_.interrupt_check();
     if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)  // the backend's own time-out comes first
       raise(call, cat("no progress for ", options_.timeout.count(), " s"));

@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "comm/peer_watch.h"
 #include "comm/transport.h"
 
 namespace c10d {
@@ -22,7 +21,8 @@ struct C10dOptions {
   std::chrono::duration<double> timeout{1800};
   std::function<void()> interrupt_check;
   std::function<void(std::int64_t bytes)> sent;  ///< called with what each operation on CPU tensors sends to other ranks
-  const PeerWatch* local_peers = nullptr;        ///< ranks on this host, so that a dead one is named; outlives the transport
+  /// What is known of peers that ended: "rank 2 is gone (...)", or empty. `also_in_order`: those that took their leave too.
+  std::function<std::string(bool also_in_order)> ended;
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.
@@ -57,7 +57,7 @@ class C10dTransport final : public Transport {
   void wait_for_report(const Call& call, c10d::Work& work) const;
   template <class Function>
   void translate(const Call& call, Function&& function) const;
-  void check_local_peers(const Call& call) const;
+  void check_peers(const Call& call, bool also_in_order = false) const;
   [[noreturn]] void raise(const Call& call, std::string_view reason) const;
   void reduce_slices(const Call& call, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 

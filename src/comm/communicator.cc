@@ -2,7 +2,6 @@
 #include "unshard/comm/communicator.h"
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/ops/zeros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,9 @@
 #include "comm/gloo_group.h"
 #include "comm/host_identity.h"
 #include "comm/launch_env.h"
+#include "comm/own_address.h"
+#include "comm/store_exchange.h"
+#include "comm/text_exchange.h"
 #include "unshard/core/error.h"
 
 namespace unshard {
@@ -46,16 +48,25 @@ struct Card {
   }
 };
 
-std::vector<Card> exchange_cards(comm::StoreExchange& exchange, const CommOptions& options) {
+using Exchange = HostGroup::Exchange;
+
+std::vector<Card> exchange_cards(const Exchange& exchange, const CommOptions& options) {
   Card mine{comm::host_identity(options.host_name), ::getpid(), options.share_memory};
   std::vector<Card> cards;
-  for (const auto& text : exchange.all_gather(mine.text(), "init_process_group")) cards.push_back(Card::parse(text));
+  for (const auto& text : exchange(mine.text())) cards.push_back(Card::parse(text));
   return cards;
 }
 
 /// Where one rank doesn't share, none does: each is a host of its own.
 bool all_share(const std::vector<Card>& cards) {
   return std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.share; });
+}
+
+/// By where ranks really are, shared memory or not.
+comm::HostMap map_machines(const std::vector<Card>& cards) {
+  std::vector<std::string> names;
+  for (const Card& card : cards) names.push_back(card.host);
+  return comm::HostMap(names);
 }
 
 comm::HostMap map_hosts(const std::vector<Card>& cards) {
@@ -71,11 +82,11 @@ comm::PeerWatch watch_same_host(const std::vector<Card>& cards, int rank) {
 }
 
 /// The ranks of this host. Collective over all ranks.
-std::shared_ptr<comm::HostGroupImpl> connect_host(comm::StoreExchange& exchange, const comm::HostMap& map, int rank,
+std::shared_ptr<comm::HostGroupImpl> connect_host(const Exchange& exchange, const comm::HostMap& map, int rank,
                                                   const CommOptions& options) {
   const auto& here = map.neighbours(rank);
   const auto among_neighbours = [&](const std::string& mine) {
-    const auto all = exchange.all_gather(mine, "init_process_group");
+    const auto all = exchange(mine);
     std::vector<std::string> theirs;
     for (int neighbour : here) theirs.push_back(all[static_cast<std::size_t>(neighbour)]);
     return theirs;
@@ -97,12 +108,28 @@ bool is_plain_gloo(c10d::ProcessGroup& group) {
   return group.hasBackendForDeviceType(c10::DeviceType::CPU) && group.getBackend(c10::DeviceType::CPU)->getBackendName() == "gloo";
 }
 
+/// How ranks speak while they are set up: over the group that is there, where a rank that dies is noticed by its connection, else through
+/// the store.
+Exchange make_exchange(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
+                       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const CommOptions& options) {
+  if (group && group->hasBackendForDeviceType(c10::DeviceType::CPU)) {
+    const auto transport =
+        std::make_shared<comm::C10dTransport>(group, rank, size, comm::C10dOptions{options.timeout, options.interrupt_check, {}, {}});
+    return [transport, size](const std::string& mine) {
+      return comm::exchange_texts(*transport, {"make_communicator", "who takes part", 0}, mine, size);
+    };
+  }
+  const auto over_store =
+      std::make_shared<comm::StoreExchange>(store, "init", rank, size, comm::StoreRules{options.timeout, options.interrupt_check});
+  return [over_store](const std::string& mine) { return over_store->all_gather(mine, "init_process_group"); };
+}
+
 /// `group` may be null: then Gloo is set up unless shared memory serves.
 std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c10d::Store> store,
                                        c10::intrusive_ptr<c10d::ProcessGroup> group, const CommOptions& options) {
   store = own_keys(store, rank);
+  const auto exchange = make_exchange(rank, size, store, group, options);
   if (group && is_plain_gloo(*group)) group = nullptr;
-  comm::StoreExchange exchange(store, "init", rank, size, {options.timeout, options.interrupt_check});
   const auto cards = exchange_cards(exchange, options);
   CommunicatorImpl::Parts parts;
   parts.rank = rank;
@@ -112,7 +139,10 @@ std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c1
   parts.map = map_hosts(cards);
   if (all_share(cards)) parts.local = connect_host(exchange, parts.map, rank, options);
   if (!parts.local || parts.map.hosts() > 1) {
-    parts.local_peers = watch_same_host(cards, rank);
+    const comm::HostMap machines = map_machines(cards);
+    std::unique_ptr<comm::RemoteWatch> remote;
+    if (machines.hosts() > 1) remote = comm::RemoteWatch::connect(machines, rank, comm::own_address(), exchange, options.interrupt_check);
+    parts.health = std::make_shared<comm::PeerHealth>(watch_same_host(cards, rank), std::move(remote));
     if (!group) group = comm::make_gloo_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", store), rank, size, options.timeout);
   }
   parts.group = std::move(group);
@@ -157,30 +187,12 @@ std::shared_ptr<Communicator> init_process_group(const CommOptions& options, con
   }
 }
 
-namespace {
-
-// A rank that died since the group was made is noticed here, by its closed connection; its keys in the store would be waited for in vain.
-void meet(c10d::ProcessGroup& group) {
-  const auto devices = group.getDeviceTypes();
-  if (std::none_of(devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); })) return;
-  std::vector<at::Tensor> token{at::zeros({1}, at::kFloat)};
-  try {
-    group.allreduce(token)->wait();
-  } catch (const std::exception& error) {  // Gloo's own type is not torch's
-    throw CommError(cat("[comm.make_communicator] rank ", group.getRank(), " of ", group.getSize(),
-                        ": a peer left or died while starting: ", comm::first_line(error.what())));
-  }
-}
-
-}  // namespace
-
 std::shared_ptr<Communicator> make_communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Store> store,
                                                 const CommOptions& options) {
   require(group && store, "[comm.make_communicator] a null ", group ? "store" : "group");
   const int rank = group->getRank(), size = group->getSize();
   if (size == 1) return single_process_communicator(options);
   try {
-    meet(*group);
     return assemble(rank, size, std::move(store), std::move(group), options);
   } catch (const c10::Error& error) {
     throw CommError(cat("[comm.make_communicator] rank ", rank, " of ", size, ": ", comm::first_line(error.what())));

@@ -2,12 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -16,6 +14,7 @@
 #include "comm/gloo_group.h"
 #include "comm/reduce_kernels.h"
 #include "comm/shm_transport.h"
+#include "comm/text_exchange.h"
 #include "unshard/core/error.h"
 
 namespace unshard::comm {
@@ -73,6 +72,12 @@ Names names_of_subgroup(const std::vector<int>& members, const HostMap& map, int
   return names;
 }
 
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 void copy_all(at::Tensor& output, const at::Tensor& input) {
   if (output.data_ptr() != input.data_ptr()) output.detach().view({-1}).copy_(input.detach().view({-1}));
 }
@@ -88,23 +93,22 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       host_(map_.hosts() == 1 ? local_ : nullptr),
       group_(std::move(parts.group)),
       store_(std::move(parts.store)),
-      local_peers_(std::move(parts.local_peers)),
+      health_(std::move(parts.health)),
+      numbers_(parts.numbers.empty() ? all_ranks(parts.size) : std::move(parts.numbers)),
       loopback_(parts.loopback) {
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
   if (group_) {
-    std::function<void(std::int64_t)> sent;
-    if (spans_hosts()) sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
-    c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_,
-                                            C10dOptions{options_.timeout, options_.interrupt_check, std::move(sent), &local_peers_});
+    C10dOptions c10d{options_.timeout, options_.interrupt_check, {}, [this](bool also_in_order) { return ended_peer(also_in_order); }};
+    if (spans_hosts()) c10d.sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
+    c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, std::move(c10d));
     if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
   }
   if (!host_) {
     const StoreRules rules{options_.timeout, [this] {
-                             for (int peer : local_peers_.dead())
-                               throw CommError(cat("[comm] rank ", peer, " is gone (its process on this host ended); this is rank ", rank_,
-                                                   " of ", size_, " in step ", step()));
+                             if (const auto ended = ended_peer(false); !ended.empty())
+                               throw CommError(cat("[comm] ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
                              if (options_.interrupt_check) options_.interrupt_check();
                            }};
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
@@ -113,6 +117,13 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
 }
 
 CommunicatorImpl::~CommunicatorImpl() = default;
+
+std::string CommunicatorImpl::ended_peer(bool also_in_order) const {
+  // What a peer of this host says of its failure tells more than that its process ended.
+  if (local_)
+    if (auto ended = local_->ended_peer(); !ended.empty()) return ended;
+  return health_ ? health_->ended(numbers_, also_in_order) : std::string();
+}
 
 Transport& CommunicatorImpl::transport_for(const Call& call, const at::Tensor& tensor) const {
   if (shared_memory_ && tensor.is_cpu()) return *shared_memory_;
@@ -133,8 +144,9 @@ void CommunicatorImpl::set_broken(std::string_view reason) {
   std::lock_guard<std::mutex> lock(broken_mutex_);
   if (!is_broken_.load()) broken_ = first_line(reason);
   is_broken_.store(true, std::memory_order_release);
-  // The peers of this host may be waiting for this rank, which waited for another host's.
+  // Peers may be waiting for this rank, which waited for another.
   if (spans_hosts()) local_->fail(broken_);
+  if (health_) health_->fail(broken_);
 }
 
 template <class Function>
@@ -263,19 +275,7 @@ void CommunicatorImpl::barrier(std::string_view place) {
 // Over connections where there are some: a peer of another host that dies closes them, while the store would be waited for in vain.
 std::vector<std::string> CommunicatorImpl::gather_strings(const Call& call, const std::string& mine) {
   if (!group_->hasBackendForDeviceType(c10::DeviceType::CPU)) return strings_->all_gather(mine, call.op);
-  at::Tensor length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong), lengths = at::empty({size_}, at::kLong);
-  c10d_->all_gather(call, lengths, length);
-  const std::int64_t* counts = lengths.const_data_ptr<std::int64_t>();
-  const std::int64_t longest = *std::max_element(counts, counts + size_);
-  std::vector<std::string> all(static_cast<std::size_t>(size_));
-  if (longest == 0) return all;
-  at::Tensor bytes = at::zeros({longest}, at::kByte), gathered = at::empty({longest * size_}, at::kByte);
-  std::memcpy(bytes.data_ptr(), mine.data(), mine.size());
-  c10d_->all_gather(call, gathered, bytes);
-  const char* from = static_cast<const char*>(gathered.const_data_ptr());
-  for (int rank = 0; rank < size_; ++rank)
-    all[static_cast<std::size_t>(rank)].assign(from + rank * longest, static_cast<std::size_t>(counts[rank]));
-  return all;
+  return exchange_texts(*c10d_, call, mine, size_);
 }
 
 std::vector<std::string> CommunicatorImpl::all_gather_strings(const std::string& mine) {
@@ -336,6 +336,8 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.loopback = loopback_;
     if (store_) parts.store = substore("subgroup", name);
     parts.map = map_.subset(ranks);
+    parts.health = health_;
+    for (int member : ranks) parts.numbers.push_back(numbers_[static_cast<std::size_t>(member)]);
     std::vector<int> here;  // numbers in the local group of this host's members
     for (int member : ranks)
       if (map_.host[static_cast<std::size_t>(member)] == map_.host[static_cast<std::size_t>(rank_)])

@@ -11,7 +11,7 @@
 #include "comm/hierarchical_transport.h"
 #include "comm/host_group_internal.h"
 #include "comm/host_map.h"
-#include "comm/peer_watch.h"
+#include "comm/peer_health.h"
 #include "comm/store_exchange.h"
 #include "comm/transport.h"
 #include "unshard/comm/communicator.h"
@@ -27,7 +27,8 @@ class CommunicatorImpl final : public Communicator {
     HostMap map;                                   ///< size 1 may leave it empty
     c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null: no c10d transport (then all ranks are on one host, or size is 1)
     c10::intrusive_ptr<c10d::Store> store;         ///< null: no new_process_group
-    PeerWatch local_peers;                         ///< for c10d: ranks of this host
+    std::shared_ptr<PeerHealth> health;            ///< null: threads, or one host
+    std::vector<int> numbers;                      ///< by rank: what `health` calls it; empty: the same
     bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
   };
   /// Collective when local is set (it makes the staging memory).
@@ -70,6 +71,8 @@ class CommunicatorImpl final : public Communicator {
   void check_usable(const Call& call) const;
   void set_broken(std::string_view reason);
   void check_peer(const char* op, int peer) const;
+  /// "rank 2 is gone (...)", or empty.
+  std::string ended_peer(bool also_in_order) const;
   bool spans_hosts() const { return local_ && map_.hosts() > 1; }
   std::int64_t share(std::int64_t bytes) const { return bytes / size_ * (size_ - 1); }
   c10::intrusive_ptr<c10d::Store> substore(std::string_view kind, std::string_view name);
@@ -81,7 +84,8 @@ class CommunicatorImpl final : public Communicator {
   const std::shared_ptr<HostGroupImpl> host_;  ///< local_ where all ranks are on one host
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const PeerWatch local_peers_;
+  const std::shared_ptr<PeerHealth> health_;
+  const std::vector<int> numbers_;
   const bool loopback_;
   std::unique_ptr<Transport> shared_memory_;
   std::unique_ptr<C10dTransport> c10d_;

@@ -187,6 +187,88 @@ TEST(ProcessErrors, APeerThatMissesACallIsSeenWhereItIs) {
   EXPECT_EQ(exits[0].code, 0);
 }
 
+/// Collectives of several kinds, one after the other, for ever.
+void run_collectives(Communicator& comm) {
+  const std::int64_t world = comm.world_size();
+  at::Tensor slice = at::zeros({50'000}, at::kFloat), whole = at::zeros({50'000 * world}, at::kFloat);
+  for (;;) {
+    comm.all_gather(whole, slice, "w");
+    comm.reduce_scatter(slice, whole, ReduceOp::sum, "g");
+    comm.all_reduce(slice, ReduceOp::sum, "norm");
+    comm.barrier("step");
+    comm.all_gather_strings("text");
+    comm.broadcast(slice, 1, "b");
+  }
+}
+
+struct Loss {
+  std::vector<int> hosts;  ///< by rank
+  int victim;
+};
+
+class LostOnSeveralHosts : public ::testing::TestWithParam<Loss> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, LostOnSeveralHosts,
+                         ::testing::Values(Loss{{0, 0, 1, 1}, 0}, Loss{{0, 0, 1, 1}, 1}, Loss{{0, 0, 1, 1}, 2}, Loss{{0, 0, 1, 1}, 3},
+                                           Loss{{0, 1, 0, 1}, 3}, Loss{{0, 1, 1, 1}, 0}, Loss{{0, 1}, 1}));
+
+TEST_P(LostOnSeveralHosts, AKilledRankIsNamedByAllOthers) {
+  const auto& [hosts, victim] = GetParam();
+  const int size = static_cast<int>(hosts.size()), port = free_port();
+  const auto exits = fork_ranks(size, 60, [&](int rank) {
+    set_env(rank, size, port);
+    CommOptions options;
+    options.host_name = "host " + std::to_string(GetParam().hosts[static_cast<std::size_t>(rank)]);
+    const auto comm = init_process_group(options);
+    if (comm->hosts() != GetParam().hosts) return 3;
+    comm->barrier("begin");
+    if (rank == GetParam().victim)
+      std::thread([] {
+        std::this_thread::sleep_for(200ms);
+        ::raise(SIGKILL);
+      }).detach();
+    const auto started = std::chrono::steady_clock::now();
+    const auto error = error_of([&] { run_collectives(*comm); });
+    if (std::chrono::steady_clock::now() - started > 10s) return 2;
+    const std::string name = "rank " + std::to_string(GetParam().victim);
+    const bool named = error.find(name + " is gone") != std::string::npos || error.find(name + " (pid") != std::string::npos;
+    if (!named) std::cerr << "rank " << rank << " says: " << error << std::endl;
+    return named && contains_all(error, {"gone", "this is rank " + std::to_string(rank)}) ? 0 : 1;
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.signal, rank == victim ? SIGKILL : 0) << "rank " << rank;
+    EXPECT_EQ(exit.code, rank == victim ? -1 : 0) << "rank " << rank;
+  }
+}
+
+// One that gives up (an interrupt, say) tells why; nobody waits for the time-out.
+TEST(ProcessErrors, ARankThatGivesUpTellsTheRanksOfOtherHostsWhy) {
+  const int port = free_port();
+  const auto exits = fork_ranks(4, 60, [&](int rank) {
+    set_env(rank, 4, port);
+    CommOptions options;
+    options.host_name = rank < 2 ? "left" : "right";
+    bool interrupted = false;
+    options.interrupt_check = [&] {
+      if (interrupted) throw CommError("the user has had enough");
+    };
+    const auto comm = init_process_group(options);
+    comm->barrier("begin");
+    if (rank == 0) {
+      interrupted = true;
+      const auto error = error_of([&] { comm->barrier("step"); });
+      std::this_thread::sleep_for(2s);  // its end must not be what the others see
+      return contains_all(error, {"had enough"}) ? 0 : 1;
+    }
+    if (rank == 3) std::this_thread::sleep_for(500ms);  // so that rank 0 has to wait
+    const auto started = std::chrono::steady_clock::now();
+    const auto error = error_of([&] { comm->barrier("step"); });
+    if (std::chrono::steady_clock::now() - started > 5s) return 2;
+    return contains_all(error, {"rank 0", "failed", "the user has had enough"}) ? 0 : 1;
+  });
+  for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
+}
+
 TEST(ProcessErrors, ATakenPortIsOneLine) {
   comm::UniqueFd held;
   const int port = bind_port(held);

@@ -145,7 +145,8 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
       look_for_ended_peers([] { return false; }, place, {}, clock);
       if (options_.interrupt_check) options_.interrupt_check();
       if (static_cast<double>(monotonic_ns() - started) * 1e-9 > options_.timeout.count())
-        throw CommError(cat(place.text(), " rank ", this->name(0), " sent no memory for ", options_.timeout.count(), " s: ", describe_ranks()));
+        throw CommError(
+            cat(place.text(), " rank ", this->name(0), " sent no memory for ", options_.timeout.count(), " s: ", describe_ranks()));
     });
     try {
       segment = MemfdSegment::map(std::move(fd), std::string(name), limit_bytes);

@@ -84,8 +84,8 @@ class HostGroupImpl final : public HostGroup {
   std::vector<std::string> all_gather_strings(const std::string& mine, std::string_view where);
   /// Collective by intent: see Communicator::check_all_in.
   void check_all_in(std::string_view call, std::chrono::duration<double> limit);
-  /// The processes behind the ranks, for transports that watch them too.
-  const PeerWatch& watch() const { return watch_; }
+  /// "rank 1 failed: ..." or "rank 1 is gone (...)" about the first peer of which that is known; else empty.
+  std::string ended_peer() const;
 
   /// The number of a rank in messages, and "rank 2 of 4" for this one.
   int name(int rank) const { return names_.ranks.empty() ? rank : names_.ranks[static_cast<std::size_t>(rank)]; }

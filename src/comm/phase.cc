@@ -66,6 +66,15 @@ void HostGroupImpl::fail(std::string_view reason) {
   leave(Phase::failed);
 }
 
+std::string HostGroupImpl::ended_peer() const {
+  for (const int peer : watch_.dead())
+    if (phase_of(peer) != Phase::gone && phase_of(peer) != Phase::failed)
+      return cat("rank ", name(peer), " is gone (its process on this host ended)");
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_ && phase_of(peer) == Phase::failed) return cat("rank ", name(peer), " failed: ", block(peer).failure.get());
+  return {};
+}
+
 std::string HostGroupImpl::last_seen(int rank) const {
   const RankBlock& peer = block(rank);
   const Phase now = phase_of(rank);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
 
 #include "comm/testing.h"
@@ -11,7 +12,6 @@
 namespace unshard {
 namespace {
 
-using testing::run_ranks;
 using testing::soak;
 
 /// Every rank's integers are a function of (seed, rank), so that any rank can work out all inputs.
@@ -96,12 +96,12 @@ class RandomProgram {
   Communicator& comm_;
 };
 
-void run_programs(int size, bool share, int steps) {
+void run_programs(const std::vector<int>& hosts, bool share, int steps) {
   CommOptions options;
   options.share_memory = share;
-  const std::uint64_t seed = 20 + static_cast<std::uint64_t>(size);
-  run_ranks(
-      size, options,
+  const std::uint64_t seed = 20 + static_cast<std::uint64_t>(std::accumulate(hosts.begin(), hosts.end(), 0));
+  testing::run_hosts(
+      hosts, options,
       [&](int rank, Communicator& comm) {
         RandomProgram program(seed, rank, comm);
         for (int i = 0; i < steps * soak(); ++i) {
@@ -112,11 +112,15 @@ void run_programs(int size, bool share, int steps) {
       60.0 * soak());
 }
 
-TEST(RandomPrograms, SharedMemory2) { run_programs(2, true, 120); }
-TEST(RandomPrograms, SharedMemory3) { run_programs(3, true, 80); }
-TEST(RandomPrograms, SharedMemory4) { run_programs(4, true, 60); }
-TEST(RandomPrograms, Gloo2) { run_programs(2, false, 40); }
-TEST(RandomPrograms, Gloo3) { run_programs(3, false, 30); }
+TEST(RandomPrograms, SharedMemory2) { run_programs({2}, true, 120); }
+TEST(RandomPrograms, SharedMemory3) { run_programs({3}, true, 80); }
+TEST(RandomPrograms, SharedMemory4) { run_programs({4}, true, 60); }
+TEST(RandomPrograms, Gloo2) { run_programs({2}, false, 40); }
+TEST(RandomPrograms, Gloo3) { run_programs({3}, false, 30); }
+TEST(RandomPrograms, Hosts1And1) { run_programs({1, 1}, true, 30); }
+TEST(RandomPrograms, Hosts2And2) { run_programs({2, 2}, true, 40); }
+TEST(RandomPrograms, Hosts1And3) { run_programs({1, 3}, true, 40); }
+TEST(RandomPrograms, Hosts2And1And1) { run_programs({2, 1, 1}, true, 40); }
 
 }  // namespace
 }  // namespace unshard

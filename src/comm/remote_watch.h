@@ -1,0 +1,55 @@
+#pragma once
+// Notices that ranks of other hosts ended or failed: one idle connection to each, which the kernel closes with its process.
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/fork_guard.h"
+#include "comm/host_map.h"
+#include "comm/unique_fd.h"
+#include "unshard/comm/host_group.h"
+
+namespace unshard::comm {
+
+class RemoteWatch {
+ public:
+  /// Collective over all ranks. `address`: this host's, as others reach it. A peer that can't be connected isn't watched. `check` is called
+  /// in waits and throws to leave them. A machine that goes without a word (power, cable) is noticed after 9 s.
+  static std::unique_ptr<RemoteWatch> connect(const HostMap& map, int rank, const std::string& address, const HostGroup::Exchange& exchange,
+                                              const std::function<void()>& check);
+  /// Says that this rank leaves in good order, unless it failed.
+  ~RemoteWatch();
+
+  /// Tell the ranks of other hosts why this one gives up.
+  void fail(std::string_view reason);
+
+  enum class Kind { died, failed, left };
+  struct End {
+    int rank = -1;
+    Kind kind = Kind::died;
+    std::string how;  ///< "is gone (...)", "failed: ..."
+  };
+  std::vector<End> ended();
+
+ private:
+  struct Peer {
+    int rank = -1;
+    UniqueFd fd;
+    std::string heard;
+    bool greeted = false;  ///< it is the one: whoever else answered a call isn't listened to
+    bool closed = false;
+  };
+  RemoteWatch() = default;
+  void tell(std::string_view text);
+  static void listen_to(Peer& peer);
+
+  std::mutex mutex_;
+  std::vector<Peer> peers_;
+  bool told_ = false;
+  const ForkGuard fork_guard_;
+};
+
+}  // namespace unshard::comm
