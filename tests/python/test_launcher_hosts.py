@@ -214,9 +214,11 @@ def test_mistakes_only_a_host_can_see(job):
     assert done.returncode == 2 and "there is no script 'missing.py'" in done.stderr
 
 
-def test_include_leaves_one_remote_host(job):
-    done = job.run(job.hostfile(2), "--include=worker-2:1", job.script(WRITE_WHAT_I_GOT))
+def test_include_leaves_one_remote_host_that_greets(job):
+    job.script("echo Welcome to this host.\n", "activate")
+    done = job.run(job.hostfile(2), "--include=worker-2:1", "--venv_script=activate", job.script(WRITE_WHAT_I_GOT))
     assert done.returncode == 0, done.stderr
+    assert "[worker-2] Welcome to this host." in done.stderr and done.stdout == "I am 0\n"
     assert (job.got(0)["host"], job.got(0)["env"]["WORLD_SIZE"]) == ("worker-2", "1")
 
 

@@ -201,6 +201,8 @@ class Hub:
             self._show(link, text)
 
     def _show(self, link, text):
+        if self._report:
+            self._report.printer.end_line()
         prefix = f"[{link.host}] ".encode()
         write_all(2, b"".join(prefix + line + b"\n" for line in text.splitlines() if line.strip()))
 

@@ -35,7 +35,7 @@ def attempt_here(plan, voice, attempt, device_count):
 
     node = make_node_plan(plan.order(0, uuid.uuid4().hex, attempt), device_count)
     report = Report(node.world, node.prefixed)
-    ended = launch(node, report)
+    ended = launch(node, report, both_streams=node.prefixed)         # a single rank has the terminal
     if ended.signal is not None:
         report.printer.close()
         voice.say(f"{signal.Signals(ended.signal).name}: all ranks were ended")
@@ -86,9 +86,13 @@ def host_finder(plan):
 
 
 def announce(plan, say):
-    say(f"{plan.world} ranks on {len(plan.shares)} host{'s' * (len(plan.shares) > 1)}, rank 0 at {plan.master_addr}:{plan.master_port}")
+    say(f"{count(plan.world, 'rank')} on {count(len(plan.shares), 'host')}, rank 0 at {plan.master_addr}:{plan.master_port}")
     for line in share_lines(plan):
         say(line)
+
+
+def count(number, what):
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def share_lines(plan):
