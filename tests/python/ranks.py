@@ -109,10 +109,17 @@ def _child(file, name, result, args):
 
 
 def _leave_together():
-    """A rank that ends while others still read its shards one-sided would be a death to them."""
+    """A rank that ends while others still read its shards one-sided would be a death to them; so would rank 0, which serves the store, be
+    to a rank that is still in the barrier: it leaves last."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_initialized():
-        distributed.barrier()
+    if distributed is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return
+    distributed.barrier()
+    store = distributed.distributed_c10d._get_default_store()
+    if distributed.get_rank() > 0:
+        store.set(f"tests/left/{distributed.get_rank()}", "")
+    else:
+        store.wait([f"tests/left/{rank}" for rank in range(1, distributed.get_world_size())])
 
 
 if __name__ == "__main__":
