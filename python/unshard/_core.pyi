@@ -58,6 +58,7 @@ class ZeroConfig:
 
 class UnshardConfig:
     share_memory: bool
+    host: str
     timeout_s: float
     collective_check_s: float
     debug: bool
@@ -100,6 +101,7 @@ class Communicator:
     rank: int
     world_size: int
     shares_memory: bool
+    hosts: list[int]
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None: ...
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str = "sum") -> None: ...
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None: ...
@@ -115,7 +117,7 @@ class Communicator:
     def flight_record(self, last: int = 16) -> str: ...
 
 def make_communicator(group: Any, store: Any, share_memory: bool = True, timeout_s: float = 1800.0,
-                      collective_check_s: float = 60.0) -> Communicator: ...
+                      collective_check_s: float = 60.0, host: str = "") -> Communicator: ...
 def single_process_communicator(timeout_s: float = 1800.0) -> Communicator: ...
 
 class ParameterStore:

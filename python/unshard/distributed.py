@@ -118,4 +118,5 @@ def make_communicator(settings=None):
         return _core.single_process_communicator(settings.timeout_s)
     from torch.distributed import distributed_c10d
     store = dist.PrefixStore(f"unshard/{number}", distributed_c10d._get_default_store())
-    return _core.make_communicator(dist.group.WORLD, store, settings.share_memory, settings.timeout_s, settings.collective_check_s)
+    return _core.make_communicator(dist.group.WORLD, store, settings.share_memory, settings.timeout_s, settings.collective_check_s,
+                                   **({"host": settings.host} if getattr(settings, "host", "") else {}))

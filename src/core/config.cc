@@ -46,16 +46,21 @@ void apply_old_offload(Config& config, const config::Checked& checked, std::map<
   }
 }
 
-/// The environment wins over the file, so that a script can be run unedited. \return whether it said anything.
-bool apply_environment(Config& config) {
+/// The environment wins over the file, so that a script can be run unedited.
+template <class Origins>
+void apply_environment(Config& config, Origins& origins) {
+  if (const char* host = std::getenv("UNSHARD_HOST"); host != nullptr && *host != '\0') {
+    config.unshard.host = host;
+    origins["unshard.host"] = "environment UNSHARD_HOST";
+  }
   const char* text = std::getenv("UNSHARD_SHARE_MEMORY");
-  if (text == nullptr || *text == '\0') return false;
+  if (text == nullptr || *text == '\0') return;
   const std::string value = config::lower_case(text);
   if (value != "auto" && value != "off")
     throw ConfigError(
         cat("[config] UNSHARD_SHARE_MEMORY = \"", text, "\" (environment): expected auto or off; it overrides unshard.share_memory"));
   config.unshard.share_memory = value == "auto";
-  return true;
+  origins["unshard.share_memory"] = "environment UNSHARD_SHARE_MEMORY";
 }
 
 /// Lines about values that were written and don't do what they say.
@@ -84,7 +89,7 @@ void note_no_ops(const config::Checked& checked, std::vector<std::string>& notic
 
 Config::Config() {
   auto details = std::make_shared<Details>();
-  if (apply_environment(*this)) details->origins["unshard.share_memory"] = "environment UNSHARD_SHARE_MEMORY";
+  apply_environment(*this, details->origins);
   details->resolved = config::field_values(*this);
   details_ = std::move(details);
 }
@@ -124,7 +129,7 @@ Config Config::from_json(std::string_view json, const ConfigContext& context) {
     details->notices.push_back(
         "gradient_clipping = \"auto\" has no framework to fill it in: gradients aren't clipped; write a number to clip");
   }
-  if (apply_environment(c)) details->origins["unshard.share_memory"] = "environment UNSHARD_SHARE_MEMORY";
+  apply_environment(c, details->origins);
   note_autos(checked, details->notices);
   note_no_ops(checked, details->notices);
   details->resolved = config::field_values(c);

@@ -39,6 +39,7 @@ void general_fields(C& c, F&& field) {
   field("torch_autocast.enabled", c.autocast.enabled);
   field("torch_autocast.dtype", c.autocast.dtype);
   field("unshard.share_memory", Words{c.unshard.share_memory, "auto", "off"});
+  field("unshard.host", c.unshard.host);
   field("unshard.timeout_s", c.unshard.timeout_s);
   field("unshard.collective_check_s", c.unshard.collective_check_s);
   field("unshard.debug", c.unshard.debug);

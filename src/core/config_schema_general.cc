@@ -147,25 +147,31 @@ Section bf16_section() {
 }
 
 Section unshard_section() {
-  return {"unshard",
-          {
-              {.name = "share_memory",
-               .kind = choice,
-               .initial = R"("auto")",
-               .accepted = R"(["auto", true, "off", false])",
-               .note = "ranks of one host share memory; off: all goes through c10d. The environment's UNSHARD_SHARE_MEMORY=off|auto wins"},
-              {.name = "timeout_s",
-               .kind = number,
-               .initial = "1800",
-               .range = {.min = 0, .open_min = true},
-               .note = "wait for peers before saying who waits where"},
-              {.name = "collective_check_s",
-               .kind = number,
-               .initial = "60",
-               .range = {.min = 0, .open_min = true},
-               .note = "wait for a rank that misses a collective call"},
-              {.name = "debug", .initial = "false", .note = "compare what ranks wrote, poison returned buffers"},
-          }};
+  return {
+      "unshard",
+      {
+          {.name = "share_memory",
+           .kind = choice,
+           .initial = R"("auto")",
+           .accepted = R"(["auto", true, "off", false])",
+           .note = "ranks of one host share memory; off: all goes through c10d. The environment's UNSHARD_SHARE_MEMORY=off|auto wins"},
+          {.name = "host",
+           .kind = string,
+           .initial = R"("")",
+           .note = "cuts a machine in several hosts: ranks of one name share memory, others talk as if across machines. Empty: hosts are "
+                   "found out. The environment's UNSHARD_HOST, which can differ by rank, wins"},
+          {.name = "timeout_s",
+           .kind = number,
+           .initial = "1800",
+           .range = {.min = 0, .open_min = true},
+           .note = "wait for peers before saying who waits where"},
+          {.name = "collective_check_s",
+           .kind = number,
+           .initial = "60",
+           .range = {.min = 0, .open_min = true},
+           .note = "wait for a rank that misses a collective call"},
+          {.name = "debug", .initial = "false", .note = "compare what ranks wrote, poison returned buffers"},
+      }};
 }
 
 }  // namespace

@@ -214,6 +214,15 @@ TEST(Config, TheEnvironmentDecidesOnSharedMemory) {
   EXPECT_THAT(error_of("{}"), HasSubstr("expected auto or off"));
 }
 
+TEST(Config, TheEnvironmentNamesTheHost) {
+  EXPECT_EQ(Config::from_json("{}").unshard.host, "");
+  EXPECT_EQ(Config::from_json(R"({"unshard": {"host": "left"}})").unshard.host, "left");
+  const Environment named("UNSHARD_HOST", "right");
+  const Config config = Config::from_json(R"({"unshard": {"host": "left"}})");
+  EXPECT_EQ(config.unshard.host, "right");
+  EXPECT_EQ(row(config, "unshard.host"), "right <- environment UNSHARD_HOST");
+}
+
 TEST(Config, AMissingFileIsNamed) {
   try {
     Config::from_file("no/such/ds_config.json");

@@ -12,6 +12,7 @@ Launch launch(const std::string& config_file) {
   const auto& settings = result.config.unshard;
   CommOptions options;
   options.share_memory = settings.share_memory;
+  options.host_name = settings.host;
   options.timeout = std::chrono::duration<double>(settings.timeout_s);
   options.collective_check = std::chrono::duration<double>(settings.collective_check_s);
   result.comm = init_process_group(options);

@@ -22,8 +22,9 @@ std::function<void()> interrupt_check() {
 
 namespace {
 
-CommOptions options_of(bool share_memory, double timeout_s, double collective_check_s) {
+CommOptions options_of(bool share_memory, double timeout_s, double collective_check_s, const std::string& host = {}) {
   CommOptions options;
+  options.host_name = host;
   options.share_memory = share_memory;
   options.timeout = std::chrono::duration<double>(timeout_s);
   options.collective_check = std::chrono::duration<double>(collective_check_s);
@@ -42,17 +43,18 @@ c10::intrusive_ptr<T> shared(const py::object& object) {
   return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
 }
 
-CommHandle over_group(const py::object& group, const py::object& store, bool share_memory, double timeout_s, double collective_check_s) {
+CommHandle over_group(const py::object& group, const py::object& store, bool share_memory, double timeout_s, double collective_check_s,
+                      const std::string& host) {
   auto c_group = shared<c10d::ProcessGroup>(group);
   auto c_store = shared<c10d::Store>(store);
-  const auto options = options_of(share_memory, timeout_s, collective_check_s);
+  const auto options = options_of(share_memory, timeout_s, collective_check_s, host);
   py::gil_scoped_release nogil;
   return CommHandle(make_communicator(std::move(c_group), std::move(c_store), options));
 }
 
 void bind_factories(py::module_& module) {
   module.def("make_communicator", &over_group, py::arg("group"), py::arg("store"), py::arg("share_memory") = true,
-             py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0,
+             py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0, py::arg("host") = "",
              "Communicator over a torch.distributed group; collective.");
   module.def(
       "single_process_communicator",
@@ -67,6 +69,8 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("rank", [](const CommHandle& c) { return c->rank(); })
       .def_property_readonly("world_size", [](const CommHandle& c) { return c->world_size(); })
       .def_property_readonly("shares_memory", [](const CommHandle& c) { return c->host() != nullptr; })
+      .def_property_readonly(
+          "hosts", [](const CommHandle& c) { return c->hosts(); }, "The number of each rank's host, by rank.")
       .def(
           "all_gather", [](const CommHandle& c, at::Tensor output, const at::Tensor& input) { c->all_gather(output, input); },
           py::arg("output"), py::arg("input"), NoGil())

@@ -57,6 +57,7 @@ void bind_sections(py::module_& module) {
       .def_property_readonly("offload_param", [](const ZeroConfig& z) { return device_name(z.offload_param.device); });
   py::class_<UnshardConfig>(module, "UnshardConfig")
       .def_readwrite("share_memory", &UnshardConfig::share_memory)
+      .def_readwrite("host", &UnshardConfig::host)
       .def_readwrite("timeout_s", &UnshardConfig::timeout_s)
       .def_readwrite("collective_check_s", &UnshardConfig::collective_check_s)
       .def_readwrite("debug", &UnshardConfig::debug);

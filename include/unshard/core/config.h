@@ -77,6 +77,9 @@ struct ZeroConfig {
 struct UnshardConfig {
   /// "auto": ranks on one host share memory; "off": every transfer goes through c10d (used by tests to exercise the gather path).
   bool share_memory = true;
+  /// What names this rank's host: ranks of one name share memory, as far as their machine allows. Empty: found out. JSON `host`,
+  /// environment UNSHARD_HOST (which can differ by rank).
+  std::string host;
   /// Seconds a rank waits for its peers before it reports who waits where. Environment default: none. JSON `timeout_s`.
   double timeout_s = 1800;
   /// Seconds for collective calls (save, load, gather, step) that a rank misses. JSON `collective_check_s`.
