@@ -26,6 +26,11 @@ py::dict stats_dict(const ParameterStore& store) {
   result["live_bytes"] = stats.live_bytes;
   result["peak_live_bytes"] = stats.peak_live_bytes;
   result["pinned"] = stats.pinned;
+  result["exposed_wait_ms"] = stats.exposed_wait_ms;
+  result["link_bytes"] = stats.link_bytes;
+  result["outside_plan"] = stats.outside_plan;
+  result["host_live_bytes"] = stats.host_live_bytes;
+  result["host_peak_live_bytes"] = stats.host_peak_live_bytes;
   return result;
 }
 

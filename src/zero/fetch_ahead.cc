@@ -73,18 +73,20 @@ void run_fetch_ahead(StoreState& state) {
   }
 }
 
-// One warning a store: what ranks' different ways cost in the turn that ends. Lock held.
+// One warning a store: what it cost in the turn that ends that ranks went different ways. Lock held.
 void report_divergence(StoreState& state, bool traces_differ) {
   auto& turn = state.divergence;
   const auto cost = cat("In step ", turn.step, " this rank fetched ", state.demanded_bytes.load() - turn.bytes,
                         " bytes at a touch and not ahead of it, and waited ",
                         std::llround(static_cast<double>(state.wait_ns.load() - turn.wait_ns) * 1e-6),
                         " ms for bytes of other hosts. (Said once; stats().outside_plan goes on counting)");
-  if (!turn.warned && turn.touches > 0 && state.follower->agreed()) {
+  const bool had_plan = state.follower->agreed() && !state.follower->plan().gathers.empty();
+  if (!turn.warned && traces_differ && had_plan && turn.touches > 0) {
     turn.warned = true;
-    log_warning(state.rank, cat("touches outside the plan that all ranks agreed on: ", turn.touches, ", the first of '",
-                                state.entries[static_cast<std::size_t>(turn.first)]->info.name, "'; they were served one-sided. ", cost));
-  } else if (!turn.warned && traces_differ && state.rank == 0) {
+    log_warning(state.rank, cat("ranks touched different parameters. Touches of this rank outside the plan that all had agreed on: ",
+                                turn.touches, ", the first of '", state.entries[static_cast<std::size_t>(turn.first)]->info.name,
+                                "'; they were served one-sided. ", cost));
+  } else if (!turn.warned && traces_differ && !had_plan && state.rank == 0) {
     turn.warned = true;
     log_warning(state.rank, cat("ranks touched different parameters, or in a different order, so that no plan is right for all of them; ",
                                 "each rank follows its own order. ", cost));

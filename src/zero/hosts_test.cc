@@ -244,6 +244,25 @@ TEST_P(Hosts, ATouchWaitsForARankThatAddsLateAndOtherReadsDoNot) {
   });
 }
 
+TEST(HostsThatEnd, ATouchOfTheirPiecesIsAnErrorOnEveryRankOfTheOthers) {
+  testing::run_hosts({2, 1}, testing::comm_options(on_hosts({2, 1})), [](int rank, Communicator& comm) {
+    auto w = numbers({3, 50}, 1);
+    auto store = ParameterStore::create(std::shared_ptr<Communicator>(std::shared_ptr<void>(), &comm));
+    store->add(w, "blocks.1.w", true);
+    store->settle();
+    if (rank == 2) store.reset();  // its serving thread ends
+    comm.barrier("host 1 has ended its store");
+    if (rank < 2) {
+      for (int i = 0; i < 2; ++i) {  // a failed fetch leaves nothing behind on which the next one, here or there, would wait
+        const auto error = error_of([&] { (void)at::exp(w); });
+        EXPECT_NE(error.find("rank 2"), std::string::npos) << error;
+      }
+      EXPECT_EQ(store->stats().pinned, 0);
+    }
+    comm.barrier("all have seen it");
+  });
+}
+
 // Ranks go their own ways: branches, skipped parts, extra touches, early ends, writes; then they meet and all values are right.
 void divergent_program(ParameterStore& store, unsigned seed, int rank, int steps) {
   std::mt19937 common(seed), own(seed * 131 + static_cast<unsigned>(rank));
