@@ -1,0 +1,119 @@
+"""What the ranks do in test_across_hosts.py."""
+import time
+
+import dense
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+VOCABULARY, WIDTH = 19, 15
+
+
+class Small(nn.Module):
+    """Odd sizes, so that shards need padding; a tied head; a layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm = nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH)
+        self.mixed, self.layers = nn.Linear(WIDTH, WIDTH), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        for layer in self.layers:
+            h = h + torch.tanh(self.mixed(layer(self.norm(h))))
+        return nn.functional.cross_entropy(self.head(h)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def ids(rank, micro):
+    return torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(100 * micro + rank))
+
+
+def settings(stage, dtype, gas):
+    adam = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3}}
+    return dense.config(stage, gradient_accumulation_steps=gas, optimizer=adam, gradient_clipping=1.0, bf16={"enabled": dtype == "bf16"},
+                        unshard={"timeout_s": 30, "collective_check_s": 20})
+
+
+def train(rank, world, cases, steps):
+    """For each (stage, dtype, accumulation): losses of this rank, exact bits of the weights, and the weights (rank 0)."""
+    import unshard
+    found = []
+    for stage, dtype, gas in cases:
+        model, losses = Small(), []
+        engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=settings(stage, dtype, gas))
+        for micro in range(steps * gas):
+            loss = engine(ids(rank, micro))
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        weights = list(dense.weights(engine, model).values())
+        found.append({"losses": losses, "bits": dense.hex_of(weights),
+                      "weights": torch.cat([w.flatten() for w in weights]).tolist() if rank == 0 else None})
+        engine.destroy()
+    return found
+
+
+# ---- bytes: an engine that stays from call to call, so that the caller can read the link's own counters in between ----------------
+class Wide(nn.Sequential):
+    """1.6 million parameters in matrices; biases would only blur the count."""
+
+    def __init__(self, layers=6, width=512):
+        torch.manual_seed(0)
+        super().__init__(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+
+_kept = {}
+
+
+def begin(rank, world, stage, dtype, zero):
+    """Starts an engine and takes steps until every plan is made. Number of parameters."""
+    import unshard
+    model = Wide()
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()),
+                                    config=dense.config(stage, zero=zero, bf16={"enabled": dtype == "bf16"}))
+    _kept.update(engine=engine, model=model)
+    more(rank, world, 4)
+    return sum(p.numel() for p in model.parameters())
+
+
+def more(rank, world, steps):
+    """More steps. What the engine counted in them."""
+    import unshard
+    engine, model = _kept["engine"], _kept["model"]
+    x = torch.ones(2, model[0].in_features, dtype=model[0].weight.dtype)
+    dist.barrier()
+    unshard.reset_comm_counts(engine)
+    engine._store.reset_peak()
+    before = unshard.residency_stats(engine)["link_bytes"]
+    for _ in range(steps):
+        engine.backward(engine(x).float().square().mean())
+        engine.step()
+    residency = unshard.residency_stats(engine)
+    return {"counts": unshard.comm_counts(engine), "fetched": residency["link_bytes"] - before, "residency": residency}
+
+
+def finish(rank, world):
+    dist.barrier()
+    _kept.pop("engine").destroy()
+    _kept.clear()
+
+
+# ---- many small layers -------------------------------------------------------------------------------------------------------------
+def tiny_layers(rank, world, layers):
+    """Seconds of one step once the plan is made."""
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3))
+    seconds = []
+    for _ in range(8):
+        dist.barrier()
+        begin = time.perf_counter()
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        seconds.append(time.perf_counter() - begin)
+    engine.destroy()
+    return min(seconds[3:])

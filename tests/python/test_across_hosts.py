@@ -1,0 +1,153 @@
+"""Training across two hosts, a link of 1 Gbit/s and 1 ms between them: the numbers of one host, and no more bytes than the formulas'."""
+import itertools
+
+import across_hosts
+import pytest
+import test_pains
+from hosts import LINK, Hosts
+from pool import Pool, Zygote, Zygotes
+
+CASES = list(itertools.product([0, 1, 2, 3], ["fp32", "bf16"], [1, 4]))
+STEPS = 3
+PLACES = {"one_each": [1, 1], "two_each": [2, 2]}
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(2, mbit=1000, delay_ms=1, ssh=False) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def pools(hosts):
+    """Ranks on the two hosts, by place; they stay alive from test to test."""
+    with Zygotes(hosts) as zygotes, Pool.on_hosts(hosts, zygotes, [1, 1]) as one, Pool.on_hosts(hosts, zygotes, [2, 2]) as two:
+        yield {"one_each": one, "two_each": two}
+
+
+@pytest.fixture(scope="module")
+def on_one_host():
+    """What the same training gives on one host, by world size."""
+    found = {}
+    with Zygote() as zygote:
+        for world in (2, 4):
+            with Pool(zygote, world) as pool:
+                found[world] = pool.call(across_hosts.train, CASES, STEPS, limit=90)
+    return found
+
+
+def by_case(values):
+    """[(case, what each rank found)]"""
+    return [(case, [of_rank[i] for of_rank in values]) for i, case in enumerate(CASES)]
+
+
+def test_one_rank_a_host_gives_the_bits_of_one_host(pools, on_one_host):
+    got = pools["one_each"].call(across_hosts.train, CASES, STEPS, limit=90)
+    for (case, mine), (_, want) in zip(by_case(got), by_case(on_one_host[2])):
+        assert [m["losses"] for m in mine] == [w["losses"] for w in want], case
+        assert {m["bits"] for m in mine} == {w["bits"] for w in want}, case
+
+
+def test_several_ranks_a_host_give_the_numbers_of_one_host(pools, on_one_host):
+    """A host's ranks are added first, so fp32 sums are in another order, and bf16 gradients are rounded once a host."""
+    got = pools["two_each"].call(across_hosts.train, CASES, STEPS, limit=90)
+    stages = {}
+    for (case, mine), (_, want) in zip(by_case(got), by_case(on_one_host[4])):
+        stage, dtype, gas = case
+        assert len({m["bits"] for m in mine}) == 1, f"{case}: ranks differ"
+        stages.setdefault((dtype, gas), set()).add(mine[0]["bits"])
+        tolerance = {"fp32": 1e-6, "bf16": 1e-2}[dtype]
+        for m, w in zip(mine, want):
+            assert all(abs(a - b) <= tolerance * abs(b) for a, b in zip(m["losses"], w["losses"])), (case, m["losses"], w["losses"])
+        largest = max(abs(w) for w in want[0]["weights"])
+        worst = max(abs(a - b) for a, b in zip(mine[0]["weights"], want[0]["weights"]))
+        assert worst <= tolerance * largest, f"{case}: weights differ by {worst:.2g} of {largest:.2g}"
+    assert all(len(bits) == 1 for bits in stages.values()), "stages differ in their bits"
+
+
+# ---- bytes across the link -----------------------------------------------------------------------------------------------------------
+def sent(pool, hosts_of_ranks):
+    """Bytes that each host's link has carried outwards so far."""
+    total = {}
+    for rank, host in enumerate(hosts_of_ranks):
+        if host not in total:
+            with open(f"/proc/{pool.pids[rank]}/net/dev", encoding="ascii") as file:
+                line = next(line for line in file if line.strip().startswith(LINK + ":"))
+            total[host] = int(line.split(":")[1].split()[8])
+    return [total[host] for host in sorted(total)]
+
+
+def counted(values, hosts_of_ranks):
+    """The same by the engine's own counters: of what a host's ranks sent in collectives, and of what the other host's fetched."""
+    total = [0, 0]
+    for value, host in zip(values, hosts_of_ranks):
+        total[host] += value["counts"]["host_link"]["bytes"]
+        total[1 - host] += value["fetched"]
+    return total
+
+
+def formula(psi, stage, dtype, gathers):
+    """Bytes that one of two hosts sends in a step: half of the gradients' sum, and half of what is gathered of the parameters (at stage 0
+    of the reduced gradients, in fp32)."""
+    size = {"fp32": 4, "bf16": 2}[dtype]
+    return psi / 2 * (size + {0: 4, 1: size, 2: size, 3: size * gathers}[stage])
+
+
+KEEPING = {"stage3_max_live_parameters": 10**9}
+LETTING_GO = {"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+BYTES = [(0, "fp32", {}, 0), (1, "fp32", {}, 0), (2, "bf16", {}, 0), (3, "fp32", KEEPING, 1), (3, "bf16", KEEPING, 1),
+         (3, "fp32", LETTING_GO, 2)]
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_bytes_across_the_link_are_the_formulas_per_host(pools, place):
+    pool, steps = pools[place], 4
+    hosts_of_ranks = [host for host, count in enumerate(PLACES[place]) for _ in range(count)]
+    for stage, dtype, zero, gathers in BYTES:
+        psi = pool.call(across_hosts.begin, stage, dtype, zero, limit=60)[0]
+        before = sent(pool, hosts_of_ranks)
+        values = pool.call(across_hosts.more, steps, limit=60)
+        on_the_link = [(after - b) / steps for after, b in zip(sent(pool, hosts_of_ranks), before)]
+        by_engine = [total / steps for total in counted(values, hosts_of_ranks)]
+        pool.call(across_hosts.finish)
+        want = formula(psi, stage, dtype, gathers)
+        what = f"stage {stage} {dtype} {zero}: formula {want:.0f}, counted {by_engine}, on the link {on_the_link} bytes a step"
+        for counter, link in zip(by_engine, on_the_link):
+            assert abs(counter - want) <= 0.01 * want + 4096, what
+            assert counter <= link <= 1.05 * counter + 32768, what
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_gathered_parameters_stay_within_the_budget(pools, place):
+    pool, layer = pools[place], 512 * 512
+    budget = 2 * layer
+    pool.call(across_hosts.begin, 3, "fp32", {"stage3_max_live_parameters": budget, "stage3_prefetch_bucket_size": layer}, limit=60)
+    values = pool.call(across_hosts.more, 4, limit=60)
+    pool.call(across_hosts.finish)
+    for value in values:
+        stats = value["residency"]
+        assert value["fetched"] > 0
+        assert 0 < stats["host_peak_live_bytes"] <= 4 * budget and stats["peak_live_bytes"] <= 4 * budget, stats
+
+
+# ---- what users suffer from, across hosts ------------------------------------------------------------------------------------------
+def test_small_layers_travel_together(pools):
+    """A gather a layer would be 300 round trips of 2 ms, twice."""
+    assert max(pools["one_each"].call(across_hosts.tiny_layers, 300, limit=60)) < 0.25 * 2 * 300 * 0.002
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_experts_unequal_forwards_and_phases(pools, place):
+    for stage in (0, 3):
+        if place == "one_each":
+            pools[place].call(test_pains.experts_by_rank, stage, True, limit=60)
+        pools[place].call(test_pains.experts_by_rank, stage, False, limit=60)
+        pools[place].call(test_pains.unequal, stage, False, limit=60)
+        pools[place].call(test_pains.phases, stage, limit=60)
+
+
+def test_a_save_on_one_rank_is_named(hosts):
+    with Zygotes(hosts) as zygotes, Pool.on_hosts(hosts, zygotes, [1, 1]) as pool:
+        for o in pool.outcomes(test_pains.lonely_save, limit=40):
+            assert o.code == 1 and o.seconds < 25
+            assert "save" in o.output and "step" in o.output and "rank" in o.output, o.output[-2000:]
