@@ -62,7 +62,7 @@ def compare_losses(modes, dtype, failures):
 
 def refuse_noise(modes, dtype, failures):
     """Nothing that talks is faster than compute alone by more than a few per cent; where it seems so, the machine did something else.
-    (In bf16 solo and DDP autocast, which casts the weights again in every step; the others keep bf16 weights and may be that much faster.)"""
+    (In bf16 solo and DDP autocast, which casts the weights again in every step; the others keep bf16 weights and may be a bit faster.)"""
     solo, share = modes.get("solo"), {"fp32": 0.95, "bf16": 0.85}[dtype]
     for mode, row in modes.items():
         if solo and row["step_ms"] < share * solo["step_ms"]:
@@ -99,8 +99,9 @@ def collectives(peers, failures):
             rows.append({"kind": kind, **row})
             if not row["right"]:
                 failures.append(f"{kind} {row['operation']} of {row['bytes']} bytes gives wrong values")
+            shares = [row[bound] / row["median_us"] for bound in ("bound_us", "same_size_us")]
             say(f"  {kind:10} {row['operation']:15} {row['bytes'] >> 10:7} KiB {row['median_us']:10.1f} us   "
-                f"of memcpy's speed {row['bound_us'] / row['median_us']:.2f}, in blocks of that size {row['same_size_us'] / row['median_us']:.2f}")
+                f"of memcpy's speed {shares[0]:.2f}, in blocks of that size {shares[1]:.2f}")
     return rows
 
 

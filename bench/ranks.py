@@ -21,7 +21,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run(python, script, *arguments, ranks=2, limit=240, threads=1):
+def run(python, script, *arguments, ranks=2, limit=240, threads=1, start=None):
+    """`start(rank, command, env, **options)` starts a rank elsewhere, in a session of its own."""
+    start = start or (lambda rank, command, env, **options: subprocess.Popen(command, env=env, start_new_session=True, **options))
     env = dict(os.environ, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), LOCAL_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                MASTER_PORT=str(free_port()), OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu",
                PATH=os.pathsep.join([str(pathlib.Path(python).parent), os.environ.get("PATH", "")]))
@@ -29,8 +31,8 @@ def run(python, script, *arguments, ranks=2, limit=240, threads=1):
     with tempfile.TemporaryFile("w+") as output:
         try:
             for rank in range(ranks):
-                processes.append(subprocess.Popen([python, str(BENCH / script), *map(str, arguments)], stdout=output, stderr=output,
-                                                  env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), start_new_session=True))
+                command = [python, str(BENCH / script), *map(str, arguments)]
+                processes.append(start(rank, command, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), stdout=output, stderr=output))
             wait_for_all(processes, limit)
         finally:
             for process in processes:

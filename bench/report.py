@@ -1,6 +1,8 @@
 """Ratios against the targets, and the tables of docs/performance.md."""
 import pathlib
 
+import hosts
+
 DOC = pathlib.Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 PEER_NAMES = {"ddp": "PyTorch DDP", "fsdp2": "PyTorch FSDP2", "deepspeed2": "DeepSpeed ZeRO-2", "deepspeed3": "DeepSpeed ZeRO-3",
@@ -22,6 +24,7 @@ def targets(results):
     rows += update_targets(results.get("update", {})) + collective_targets(results.get("collectives", []))
     if results.get("touch"):
         rows.append(target("a touched, resident parameter, us an operator", results["touch"]["touched_us"], 0.5, True))
+    rows += hosts.targets(results.get("hosts", {}), target, name_of)
     startup = results.get("startup", {}).get("unshard")
     if startup:
         rows += [target("import over torch, s", startup["import_s"], 0.2, True),
@@ -97,8 +100,8 @@ def document(results):
                   table(["", "ms"], [[kind, f"{row['median_ms']:.1f}"] for kind, row in results["update"].items()])]
     if results.get("collectives"):
         parts += ["### Collectives, 2 ranks",
-                  "Shares of the speed of memcpy: of blocks too large for the caches (the target's), and of blocks of that very size, which for "
-                  "small ones is the core's own cache.",
+                  "Shares of the speed of memcpy: of blocks too large for the caches (the target's), and of blocks of that very size, "
+                  "which for small ones is the core's own cache.",
                   table(["", "operation", "KiB", "us (median)", "share of memcpy's speed", "of blocks of that size"],
                         [[row["kind"], row["operation"], str(row["bytes"] >> 10), f"{row['median_us']:.1f}",
                           f"{row['bound_us'] / row['median_us']:.2f}", f"{row['same_size_us'] / row['median_us']:.2f}"]
@@ -107,6 +110,7 @@ def document(results):
         parts += ["### Start-up", table(["", "import over torch, s", "first initialize, s", "first step, s"],
                                         [[name, *(f"{row[key]:.2f}" for key in ("import_s", "initialize_s", "first_step_s"))]
                                          for name, row in results["startup"].items()])]
+    parts += hosts.tables(results.get("hosts", {}), table, name_of)
     rows = [[what, f"{value:.3g}", wanted, "met" if met else "**not met**"] for what, value, wanted, met in targets(results)]
     parts += ["### Against the targets", table(["", "measured", "wanted", ""], rows)]
     return "\n\n".join(part for part in parts if part)

@@ -1,6 +1,6 @@
 """`make bench`: speed and memory of Unshard beside its peers, in one run on one machine.
 
-    python bench/run.py [--only training,update,collectives,startup,touch] [--rounds N] [--quick] [--no-document]
+    python bench/run.py [--only training,update,collectives,startup,touch,hosts] [--rounds N] [--quick] [--no-document]
 
 UNSHARD_PEERS_PYTHON names the interpreter of an environment with DeepSpeed; without it DeepSpeed is left out, and that is said. DeepSpeed's
 first run there compiles its operators, which takes minutes; the bench does that once before it measures.
@@ -11,15 +11,17 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 
+import hosts
 import questions
 import report
 from ranks import BenchError, run
 
 BENCH = pathlib.Path(__file__).resolve().parent
-ALL = ["training", "update", "collectives", "startup", "touch"]
+ALL = ["training", "update", "collectives", "startup", "touch", "hosts"]
 
 
 def find_peers():
@@ -32,7 +34,7 @@ def find_peers():
 
 def warm_up(peers, asked):
     print("building DeepSpeed's operators where they aren't yet (minutes)", flush=True)
-    for arguments in ([["train_step.py", "deepspeed3", "fp32", 1, 1]] if "training" in asked else []) + \
+    for arguments in ([["train_step.py", "deepspeed3", "fp32", 1, 1]] if "training" in asked or "hosts" in asked else []) + \
                      ([["update.py", "deepspeed_cpu_adam", 1]] if "update" in asked else []):
         try:
             run(peers, *arguments, ranks=1 if arguments[0] == "update.py" else 2, limit=1200)
@@ -67,6 +69,9 @@ def measure(options, peers, failures):
             results[what] = questions.startup(peers, failures, options.rounds)
         elif what == "touch":
             results[what] = questions.touch(failures)
+        elif what == "hosts":
+            results[what] = hosts.question(peers, failures, min(options.rounds, 2), min(options.steps, hosts.STEPS), questions.say,
+                                           options.modes.split(",") if options.modes else None)
         else:
             raise SystemExit(f"bench: there is no question '{what}'; there is {', '.join(ALL)}")
     return results
@@ -85,6 +90,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps, options.millions = 1, 3, 8
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))        # so that what was started is ended
     import torch
 
     peers, left_out = find_peers()
