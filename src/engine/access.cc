@@ -237,7 +237,8 @@ void Engine::set_local_grad(int id, const at::Tensor& value) {
 
 void Engine::set_local_state(int id, const std::string& name, const at::Tensor& value) {
   auto& s = *state_;
-  const auto& parameter = s.enter_collective("set_local_state", id);
+  if (!s.keeps_whole()) s.require_alive("set_local_state");
+  const auto& parameter = s.keeps_whole() ? s.enter_collective("set_local_state", id) : s.model.at(id, "set_local_state");
   const at::NoGradGuard no_grad;
   const auto state = s.state_domain(id, name);
   require(state.defined(), "[engine.set_local_state] parameter '", parameter.name, "' has no optimizer state '", name, "'");
