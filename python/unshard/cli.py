@@ -12,6 +12,9 @@ def main(argv=None):
     if argv[:2] == ["bench", "comm"]:
         from unshard.bench_comm import main as bench_comm
         return bench_comm(argv[2:])
+    if argv[:1] == ["doctor"]:
+        from unshard.doctor import main as doctor
+        return doctor(argv[1:])
     if argv[:1] == ["report"]:
         from unshard.report import main as report
         return report(argv[1:])
@@ -20,6 +23,7 @@ def main(argv=None):
     commands.add_parser("run", help="start the ranks of a training script", add_help=False)
     bench = commands.add_parser("bench", help="measure: `unshard bench comm`").add_subparsers(dest="action", required=True)
     bench.add_parser("comm", help="speed and correctness of the collectives between ranks", add_help=False)
+    commands.add_parser("doctor", help="where the ranks of a run differ or wait, from what each recorded", add_help=False)
     commands.add_parser("report", help="versions, processor, links, and what is wrong with them", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")

@@ -114,9 +114,21 @@ def make_communicator(settings=None):
     settings = _core.Config.from_json("{}").unshard if settings is None else settings
     number = next(_numbers)
     _leave_at_exit()
+    told = _record(settings)
     if dist.get_world_size() == 1:
-        return _core.single_process_communicator(settings.timeout_s)
+        return _core.single_process_communicator(settings.timeout_s, **told)
     from torch.distributed import distributed_c10d
     store = dist.PrefixStore(f"unshard/{number}", distributed_c10d._get_default_store())
     return _core.make_communicator(dist.group.WORLD, store, settings.share_memory, settings.timeout_s, settings.collective_check_s,
-                                   **({"host": settings.host} if getattr(settings, "host", "") else {}))
+                                   **({"host": settings.host} if getattr(settings, "host", "") else {}), **told)
+
+
+def _record(settings):
+    """{"record": this process's}, where there is one."""
+    from unshard import record
+    mine = record.of_this_process()
+    if mine is None:
+        return {}
+    if settings.run_dir and not mine.directory:
+        mine.set_directory(settings.run_dir)
+    return {"record": mine}

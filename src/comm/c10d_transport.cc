@@ -120,6 +120,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
     }
     check_peers(call);
     if (options_.interrupt_check) options_.interrupt_check();
+    if (options_.waiting) options_.waiting(call, std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
     if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)  // the backend's own time-out comes first
       raise(call, cat("no progress for ", options_.timeout.count(), " s"));
   }

@@ -23,6 +23,7 @@ struct C10dOptions {
   std::function<void(std::int64_t bytes)> sent;  ///< called with what each operation on CPU tensors sends to other ranks
   /// What is known of peers that ended: "rank 2 is gone (...)", or empty. `also_in_order`: those that took their leave too.
   std::function<std::string(bool also_in_order)> ended;
+  std::function<void(const Call& call, double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.

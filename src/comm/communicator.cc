@@ -22,6 +22,7 @@
 #include "comm/own_address.h"
 #include "comm/store_exchange.h"
 #include "comm/text_exchange.h"
+#include "unshard/comm/run_record.h"
 #include "unshard/core/error.h"
 
 namespace unshard {
@@ -30,7 +31,11 @@ using comm::CommunicatorImpl;
 
 namespace {
 
-HostGroupOptions host_options(const CommOptions& options) { return {options.timeout, options.interrupt_check}; }
+HostGroupOptions host_options(const CommOptions& options) {
+  HostGroupOptions host{options.timeout, options.interrupt_check, options.collective_check, {}};
+  if (options.record) host.on_failure = [record = options.record](std::string_view error) { record->fail(error); };
+  return host;
+}
 
 /// What every rank says about its process before anything is set up.
 struct Card {
@@ -175,10 +180,17 @@ std::shared_ptr<Communicator> single_process_communicator(const CommOptions& opt
   return std::make_shared<CommunicatorImpl>(std::move(parts));
 }
 
-std::shared_ptr<Communicator> init_process_group(const CommOptions& options, const std::string& backend) {
+std::shared_ptr<Communicator> init_process_group(const CommOptions& given, const std::string& backend) {
   require(backend.empty() || backend == "gloo", "[comm.init_process_group] backend '", backend,
           "'; this build has gloo. For NCCL create the group with torch.distributed and pass it to make_communicator");
   const auto env = comm::read_launch_env(comm::process_env);
+  CommOptions options = given;
+  if (!options.record) {
+    RunRecordOptions recording;
+    recording.rank = env.rank;
+    recording.world_size = env.world_size;
+    options.record = RunRecord::from_environment(recording);
+  }
   if (env.world_size == 1) return single_process_communicator(options);
   try {
     return assemble(env.rank, env.world_size, make_store(env, options), {}, options);

@@ -96,27 +96,39 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       health_(std::move(parts.health)),
       numbers_(parts.numbers.empty() ? all_ranks(parts.size) : std::move(parts.numbers)),
       loopback_(parts.loopback) {
+  run_ranks_ = std::move(parts.run_ranks);
+  for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
+  name_ = std::move(parts.name);
+  if (options_.record && name_.empty()) name_ = cat("world ", options_.record->next_root());
+  if (options_.record) record_id_ = options_.record->add([this] { return describe(); });
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
   if (group_) {
     C10dOptions c10d{options_.timeout, options_.interrupt_check, {}, [this](bool also_in_order) { return ended_peer(also_in_order); }};
     if (spans_hosts()) c10d.sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
+    c10d.waiting = [this](const Call& call, double waited_s) { on_waiting(call.op, call.detail, waited_s); };
     c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, std::move(c10d));
     if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
   }
   if (!host_) {
+    stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
+    if (local_) local_->set_wait_hook([this](const Place& place, double waited_s) { on_waiting(place.op, place.detail, waited_s); });
     const StoreRules rules{options_.timeout, [this] {
                              if (const auto ended = ended_peer(false); !ended.empty())
                                throw CommError(cat("[comm] ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
                              if (options_.interrupt_check) options_.interrupt_check();
+                             on_waiting("store", {}, 1);
                            }};
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
     strings_ = std::make_unique<StoreExchange>(store_, "strings", rank_, size_, rules);
   }
 }
 
-CommunicatorImpl::~CommunicatorImpl() = default;
+CommunicatorImpl::~CommunicatorImpl() {
+  if (options_.record) options_.record->remove(record_id_);
+  if (local_) local_->set_wait_hook({});
+}
 
 std::string CommunicatorImpl::ended_peer(bool also_in_order) const {
   // What a peer of this host says of its failure tells more than that its process ended.
@@ -149,14 +161,44 @@ void CommunicatorImpl::set_broken(std::string_view reason) {
   if (health_) health_->fail(broken_);
 }
 
+namespace {
+
+/// Whose waits are this collective's.
+class Performing {
+ public:
+  Performing(std::atomic<std::thread::id>* thread, StallWatch* stall) : thread_(thread), stall_(stall) {
+    if (thread_ && stall_) thread_->store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Performing() {
+    if (!thread_ || !stall_) return;
+    thread_->store({}, std::memory_order_relaxed);
+    stall_->leave();
+  }
+  Performing(const Performing&) = delete;
+  Performing& operator=(const Performing&) = delete;
+
+ private:
+  std::atomic<std::thread::id>* const thread_;
+  StallWatch* const stall_;
+};
+
+}  // namespace
+
 template <class Function>
 void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function) {
   const Call call{op, detail, step()};
   check_usable(call);
-  const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step);
+  const bool everyone = op != "send" && op != "recv";
+  const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step, everyone);
+  const Performing performing(everyone ? &performing_ : nullptr, stall_.get());
   try {
     function(call);
   } catch (const std::invalid_argument&) {  // found before any communication
+    recorder_.cancel(sequence);
+    throw;
+  } catch (const CommError& error) {
+    set_broken(error.what());
+    if (options_.record) options_.record->fail(error.what());
     throw;
   } catch (const std::exception& error) {
     set_broken(error.what());
@@ -294,8 +336,10 @@ void CommunicatorImpl::check_all_in(std::string_view call) {
     if (size_ == 1) return;
     if (host_)
       host_->check_all_in(call, options_.collective_check);
-    else
+    else {
+      stall_->announce(recorder_.collectives() - 1, call);
       calls_->check_all_in(call, options_.collective_check);
+    }
   });
 }
 
@@ -334,6 +378,8 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.size = static_cast<int>(ranks.size());
     parts.options = options_;
     parts.loopback = loopback_;
+    parts.name = cat(name_, " / ", name, " ", children_);
+    for (int member : ranks) parts.run_ranks.push_back(run_ranks_[static_cast<std::size_t>(member)]);
     if (store_) parts.store = substore("subgroup", name);
     parts.map = map_.subset(ranks);
     parts.health = health_;

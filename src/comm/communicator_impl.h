@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/c10d_transport.h"
@@ -12,9 +13,11 @@
 #include "comm/host_group_internal.h"
 #include "comm/host_map.h"
 #include "comm/peer_health.h"
+#include "comm/stall_watch.h"
 #include "comm/store_exchange.h"
 #include "comm/transport.h"
 #include "unshard/comm/communicator.h"
+#include "unshard/comm/run_record.h"
 
 namespace unshard::comm {
 
@@ -30,6 +33,8 @@ class CommunicatorImpl final : public Communicator {
     std::shared_ptr<PeerHealth> health;            ///< null: threads, or one host
     std::vector<int> numbers;                      ///< by rank: what `health` calls it; empty: the same
     bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
+    std::string name;                              ///< of a sub-group, in records
+    std::vector<int> run_ranks;                    ///< of a sub-group: its members, as ranks of the run
   };
   /// Collective when local is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
@@ -57,6 +62,7 @@ class CommunicatorImpl final : public Communicator {
   void add_count(std::string_view op, std::int64_t bytes) override;
   void reset_counts() override;
   FlightRecorder& recorder() override { return recorder_; }
+  void set_phase(Phase phase, std::string_view detail) override;
   const CommOptions& options() const override { return options_; }
   void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
   std::int64_t step() const override { return step_.load(std::memory_order_relaxed); }
@@ -65,6 +71,10 @@ class CommunicatorImpl final : public Communicator {
   Transport& transport_for(const Call& call, const at::Tensor& tensor) const;
   /// Record, run, count. After an error the group is out of step: every later call throws at once, naming the first error, and so do the
   /// waits of this host's peers.
+  /// For RunRecord, on any thread.
+  GroupRecord describe();
+  /// A wait inside a collective of this thread goes on, outside shared memory or between hosts. \throws CommError; see StallWatch.
+  void on_waiting(std::string_view op, std::string_view detail, double waited_s);
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   std::vector<std::string> gather_strings(const Call& call, const std::string& mine);
@@ -93,6 +103,11 @@ class CommunicatorImpl final : public Communicator {
   std::unique_ptr<StoreExchange> calls_, strings_;       ///< over the store, when memory isn't shared; strings_: without a CPU backend
 
   FlightRecorder recorder_;
+  std::unique_ptr<StallWatch> stall_;            ///< over the store, when not all ranks share memory
+  std::atomic<std::thread::id> performing_{};    ///< the thread that is in a collective
+  std::vector<int> run_ranks_;                   ///< this group's members, as ranks of the run
+  std::string name_;
+  std::uint64_t record_id_ = 0;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;
   std::atomic<std::int64_t> step_{0};

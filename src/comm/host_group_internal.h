@@ -87,9 +87,21 @@ class HostGroupImpl final : public HostGroup {
   /// "rank 1 failed: ..." or "rank 1 is gone (...)" about the first peer of which that is known; else empty.
   std::string ended_peer() const;
 
+  /// Called about every 50 ms of any wait, on the waiting thread; throws to leave it. Set before the group is used.
+  void set_wait_hook(std::function<void(const Place& place, double waited_s)> hook) { wait_hook_ = std::move(hook); }
+
   /// The number of a rank in messages, and "rank 2 of 4" for this one.
   int name(int rank) const { return names_.ranks.empty() ? rank : names_.ranks[static_cast<std::size_t>(rank)]; }
   std::string own_name() const;
+
+  /// What this rank publishes about itself.
+  struct Status {
+    Phase phase = Phase::starting;
+    std::int64_t step = 0;
+    std::string detail, waiting;                ///< waiting: empty unless it sleeps in a wait
+    double phase_for_s = 0, waiting_for_s = 0;
+  };
+  Status status() const;
 
   /// "rank 1 (pid 1234) ..., last seen in backward of step 3 at 'blocks.1.up.weight'; this is rank 0 of 2"
   std::string describe_end(int rank, std::string_view what) const;
@@ -103,10 +115,15 @@ class HostGroupImpl final : public HostGroup {
   struct WaitClock {
     explicit WaitClock(std::int64_t now_ns) : started(now_ns), looked(now_ns), interrupted(now_ns) {}
     std::int64_t started, looked, interrupted;
-    std::int64_t ended_seen = 0;  ///< when an ended peer that owes nothing was first seen
+    std::int64_t ended_seen = 0;     ///< when an ended peer that owes nothing was first seen
+    std::int64_t mismatch_seen = 0;  ///< when a peer was first seen in another call
+    bool reported = false;
   };
   bool wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules);
   void look_for_ended_peers(const std::function<bool()>& ready, const Place& place, const WaitRules& rules, WaitClock& clock) const;
+  void look_for_other_calls(const std::function<bool()>& ready, const Place& place, const WaitRules& rules, WaitClock& clock);
+  void report_stall(const Place& place, WaitClock& clock) const;
+  std::uint64_t announced_by(int rank) const;
   void publish_waiting(const Place* place);
   std::string describe(int rank) const;
   std::string last_seen(int rank) const;
@@ -126,6 +143,7 @@ class HostGroupImpl final : public HostGroup {
   std::uint64_t small_gathers_ = 0, announcements_ = 0;  ///< collective calls are made by one thread at a time
   std::atomic<bool> ended_{false};                       ///< failed or gone: the phase is final
   std::mutex waiting_mutex_;                             ///< texts of several sleeping threads
+  std::function<void(const Place&, double)> wait_hook_;
 };
 
 /// HostGroup's factories, with names. Collective.

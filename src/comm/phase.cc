@@ -66,6 +66,23 @@ void HostGroupImpl::fail(std::string_view reason) {
   leave(Phase::failed);
 }
 
+HostGroupImpl::Status HostGroupImpl::status() const {
+  const RankBlock& me = mine();
+  const auto seconds_since = [](const std::atomic<std::int64_t>& ns) {
+    return static_cast<double>(monotonic_ns() - ns.load(std::memory_order_relaxed)) * 1e-9;
+  };
+  Status status;
+  status.phase = phase_of(rank_);
+  status.step = me.step.load(std::memory_order_relaxed);
+  status.detail = me.detail.get();
+  status.phase_for_s = seconds_since(me.since_ns);
+  if (me.waits.load(std::memory_order_acquire) > 0) {
+    status.waiting = me.waiting.get();
+    status.waiting_for_s = seconds_since(me.waiting_since_ns);
+  }
+  return status;
+}
+
 std::string HostGroupImpl::ended_peer() const {
   for (const int peer : watch_.dead())
     if (phase_of(peer) != Phase::gone && phase_of(peer) != Phase::failed)

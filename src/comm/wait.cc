@@ -6,6 +6,7 @@
 #include "comm/futex.h"
 #include "comm/host_group_internal.h"
 #include "unshard/core/error.h"
+#include "unshard/core/log.h"
 
 namespace unshard::comm {
 
@@ -17,6 +18,7 @@ constexpr auto kShortSleep = 2ms;  // between looks at the peers
 constexpr auto kLongSleep = 10ms;  // after kLongAfter: a waiting rank should cost next to nothing
 constexpr auto kLongAfter = 200ms;
 constexpr auto kInterruptEvery = 50ms;
+constexpr auto kOtherCallGrace = 200ms;
 constexpr auto kGrace = 3s;  // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
 
 /// One waiter among those that a notifier must wake.
@@ -64,7 +66,12 @@ bool HostGroupImpl::wait(const std::function<bool()>& ready, const Place& place,
     HostGroupImpl& group;
     ~Unpublish() { group.publish_waiting(nullptr); }
   } unpublish{*this};
-  return wait_asleep(ready, place, rules);
+  try {
+    return wait_asleep(ready, place, rules);
+  } catch (const CommError& error) {
+    if (options_.on_failure) options_.on_failure(error.what());
+    throw;
+  }
 }
 
 bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules) {
@@ -90,6 +97,10 @@ bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place&
     if (now - clock.interrupted >= std::chrono::nanoseconds(kInterruptEvery).count()) {
       clock.interrupted = now;
       if (options_.interrupt_check) options_.interrupt_check();
+      look_for_other_calls(ready, place, rules, clock);
+      if (wait_hook_) wait_hook_(place, static_cast<double>(now - clock.started) * 1e-9);
+      if (!clock.reported && !rules.give_up && options_.report_after.count() > 0 && now - clock.started >= ns(options_.report_after))
+        report_stall(place, clock);
     }
     if (now - clock.started >= limit) {
       if (rules.give_up && *rules.give_up < options_.timeout) return false;
@@ -122,10 +133,49 @@ void HostGroupImpl::look_for_ended_peers(const std::function<bool()>& ready, con
   }
 }
 
+/// Number of the last call that a rank announced in check_all_in.
+std::uint64_t HostGroupImpl::announced_by(int rank) const {
+  const auto& announced = block(rank).announced;
+  return std::max(announced[0].sequence.load(std::memory_order_acquire), announced[1].sequence.load(std::memory_order_acquire));
+}
+
+// A peer that owes what is waited for here, and has announced a call that this rank hasn't made, waits for this rank there: neither can go
+// on. The grace lets a call that has just ended be told from one that is waited in.
+void HostGroupImpl::look_for_other_calls(const std::function<bool()>& ready, const Place& place, const WaitRules& rules,
+                                         WaitClock& clock) {
+  if (!rules.owes || rules.give_up) return;  // without: it can't be told who must come; check_all_in itself compares
+  const std::uint64_t mine = announced_by(rank_);
+  int other = -1;
+  for (int peer = 0; peer < size_ && other < 0; ++peer)
+    if (peer != rank_ && announced_by(peer) > mine && rules.owes(peer)) other = peer;
+  if (other < 0 || ready()) {
+    clock.mismatch_seen = 0;
+    return;
+  }
+  if (clock.mismatch_seen == 0) clock.mismatch_seen = monotonic_ns();
+  if (monotonic_ns() - clock.mismatch_seen < std::chrono::nanoseconds(kOtherCallGrace).count()) return;
+  const std::string call = block(other).announced[announced_by(other) % 2].call.get();
+  const std::string text =
+      cat("[comm.check_all_in] the ranks are in different calls: rank ", name(rank_), " is in ", last_seen(rank_), ", waiting in ",
+          place.text(), ", rank ", name(other), " is in ", call, "; every rank must make the same calls in the same order");
+  fail(text);
+  throw CommError(text);
+}
+
+// One line a host. What the other waiting ranks know is in it.
+void HostGroupImpl::report_stall(const Place& place, WaitClock& clock) const {
+  clock.reported = true;
+  for (int lower = 0; lower < rank_; ++lower)
+    if (block(lower).waits.load(std::memory_order_acquire) > 0) return;
+  log_warning(name(rank_), cat(place.text(), " no progress for ", options_.report_after.count(), " s, still waiting (until ",
+                               options_.timeout.count(), " s): ", describe_ranks()));
+}
+
 void HostGroupImpl::publish_waiting(const Place* place) {
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   if (place) {
     mine().waiting.set(place->text());
+    if (mine().waits.load(std::memory_order_relaxed) == 0) mine().waiting_since_ns.store(monotonic_ns(), std::memory_order_relaxed);
     mine().waits.fetch_add(1, std::memory_order_release);
   } else {
     mine().waits.fetch_sub(1, std::memory_order_release);

@@ -53,6 +53,10 @@ void apply_environment(Config& config, Origins& origins) {
     config.unshard.host = host;
     origins["unshard.host"] = "environment UNSHARD_HOST";
   }
+  if (const char* folder = std::getenv("UNSHARD_RUN_DIR"); folder != nullptr && *folder != '\0') {
+    config.unshard.run_dir = folder;
+    origins["unshard.run_dir"] = "environment UNSHARD_RUN_DIR";
+  }
   const char* text = std::getenv("UNSHARD_SHARE_MEMORY");
   if (text == nullptr || *text == '\0') return;
   const std::string value = config::lower_case(text);

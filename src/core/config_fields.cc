@@ -43,6 +43,7 @@ void general_fields(C& c, F&& field) {
   field("unshard.timeout_s", c.unshard.timeout_s);
   field("unshard.collective_check_s", c.unshard.collective_check_s);
   field("unshard.debug", c.unshard.debug);
+  field("unshard.run_dir", c.unshard.run_dir);
 }
 
 template <class C, class F>

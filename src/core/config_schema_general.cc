@@ -171,6 +171,11 @@ Section unshard_section() {
            .range = {.min = 0, .open_min = true},
            .note = "wait for a rank that misses a collective call"},
           {.name = "debug", .initial = "false", .note = "compare what ranks wrote, poison returned buffers"},
+          {.name = "run_dir",
+           .kind = string,
+           .initial = R"("")",
+           .note = "a folder for what each rank knows when something goes wrong: `unshard doctor` reads it. The environment's "
+                   "UNSHARD_RUN_DIR wins"},
       }};
 }
 

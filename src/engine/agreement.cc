@@ -44,12 +44,14 @@ std::vector<std::byte> exchange_bytes(Communicator& comm, const void* mine, std:
   if (world == 1) {
     std::memcpy(all.data(), mine, bytes);
   } else if (auto* host = comm.host()) {
+    const auto sequence = comm.recorder().begin("exchange", where, static_cast<std::int64_t>(bytes), comm.step());
     std::vector<std::byte> chunk(world * HostGroup::kSmallBytes);
     for (std::size_t begin = 0; begin < bytes; begin += HostGroup::kSmallBytes) {
       const auto size = std::min(HostGroup::kSmallBytes, bytes - begin);
       host->all_gather_small(static_cast<const std::byte*>(mine) + begin, size, chunk.data(), where);
       for (std::size_t r = 0; r < world; ++r) std::memcpy(all.data() + r * bytes + begin, chunk.data() + r * size, size);
     }
+    comm.recorder().end(sequence);
   } else {
     auto input = flat::empty(static_cast<std::int64_t>(bytes), c10::kByte, c10::kCPU);
     auto output = flat::empty(static_cast<std::int64_t>(world * bytes), c10::kByte, c10::kCPU);

@@ -22,9 +22,7 @@ const c10::DispatchKeySet kUserModes({c10::DispatchKey::Python, c10::DispatchKey
                                       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
                                       c10::DispatchKey::Functionalize});
 
-void set_phase(Communicator& comm, Phase phase, std::string_view detail) {
-  if (auto* host = comm.host()) host->set_phase(phase, comm.step(), detail);
-}
+void set_phase(Communicator& comm, Phase phase, std::string_view detail) { comm.set_phase(phase, detail); }
 
 }  // namespace
 

@@ -25,7 +25,7 @@ Engine::~Engine() {
 }
 
 void Engine::State::set_phase(Phase phase, std::string_view detail) {
-  if (auto* host = comm->host()) host->set_phase(phase, counters.global_steps, detail);
+  comm->set_phase(phase, detail);
 }
 
 void Engine::State::require_alive(const char* call) const {

@@ -144,7 +144,13 @@ void GradientPipeline::drain(Communicator& comm) {
   for (int b = 0; b < static_cast<int>(filling_.size()); ++b) {
     if (filling_[b].memory.defined()) post(b);
   }
-  reducer_->drain();
+  if (comm.host()) {  // elsewhere the collectives inside are recorded
+    const auto sequence = comm.recorder().begin("drain", "gradients of the step", 0, comm.step());
+    reducer_->drain();
+    comm.recorder().end(sequence);
+  } else {
+    reducer_->drain();
+  }
   gradients_.gather(comm);
 }
 

@@ -2,6 +2,7 @@
 
 #include "comm/launch_env.h"
 #include "unshard/comm/communicator.h"
+#include "unshard/comm/run_record.h"
 
 namespace unshard {
 
@@ -15,6 +16,11 @@ Launch launch(const std::string& config_file) {
   options.host_name = settings.host;
   options.timeout = std::chrono::duration<double>(settings.timeout_s);
   options.collective_check = std::chrono::duration<double>(settings.collective_check_s);
+  RunRecordOptions recording;
+  recording.rank = env.rank;
+  recording.world_size = env.world_size;
+  recording.directory = settings.run_dir;
+  options.record = RunRecord::from_environment(recording);
   result.comm = init_process_group(options);
   return result;
 }

@@ -22,13 +22,15 @@ std::function<void()> interrupt_check() {
 
 namespace {
 
-CommOptions options_of(bool share_memory, double timeout_s, double collective_check_s, const std::string& host = {}) {
+CommOptions options_of(bool share_memory, double timeout_s, double collective_check_s, const RecordHandle* record,
+                       const std::string& host = {}) {
   CommOptions options;
   options.host_name = host;
   options.share_memory = share_memory;
   options.timeout = std::chrono::duration<double>(timeout_s);
   options.collective_check = std::chrono::duration<double>(collective_check_s);
   options.interrupt_check = interrupt_check();
+  if (record) options.record = record->pointer;
   return options;
 }
 
@@ -44,10 +46,10 @@ c10::intrusive_ptr<T> shared(const py::object& object) {
 }
 
 CommHandle over_group(const py::object& group, const py::object& store, bool share_memory, double timeout_s, double collective_check_s,
-                      const std::string& host) {
+                      const std::string& host, const RecordHandle* record) {
   auto c_group = shared<c10d::ProcessGroup>(group);
   auto c_store = shared<c10d::Store>(store);
-  const auto options = options_of(share_memory, timeout_s, collective_check_s, host);
+  const auto options = options_of(share_memory, timeout_s, collective_check_s, record, host);
   py::gil_scoped_release nogil;
   return CommHandle(make_communicator(std::move(c_group), std::move(c_store), options));
 }
@@ -55,11 +57,13 @@ CommHandle over_group(const py::object& group, const py::object& store, bool sha
 void bind_factories(py::module_& module) {
   module.def("make_communicator", &over_group, py::arg("group"), py::arg("store"), py::arg("share_memory") = true,
              py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0, py::arg("host") = "",
-             "Communicator over a torch.distributed group; collective.");
+             py::arg("record") = nullptr, "Communicator over a torch.distributed group; collective.");
   module.def(
       "single_process_communicator",
-      [](double timeout_s) { return CommHandle(single_process_communicator(options_of(true, timeout_s, 60))); },
-      py::arg("timeout_s") = 1800.0, "A world of one.");
+      [](double timeout_s, const RecordHandle* record) {
+        return CommHandle(single_process_communicator(options_of(true, timeout_s, 60, record)));
+      },
+      py::arg("timeout_s") = 1800.0, py::arg("record") = nullptr, "A world of one.");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "unshard/comm/communicator.h"
+#include "unshard/comm/run_record.h"
 #include "unshard/optim/optimizer.h"
 #include "unshard/zero/parameter_store.h"
 
@@ -14,6 +15,7 @@ namespace unshard::python {
 
 void bind_errors(py::module_& module);
 void bind_config(py::module_& module);
+void bind_record(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_zero(py::module_& module);
 void bind_optim(py::module_& module);
@@ -48,6 +50,7 @@ struct Handle {
   T& operator*() const { return *pointer; }
 };
 
+using RecordHandle = Handle<RunRecord>;
 using CommHandle = Handle<Communicator>;
 using StoreHandle = Handle<ParameterStore>;
 using OptimizerHandle = Handle<Optimizer>;

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "Binding of Unshard's C++ engine. Use the package `unshard`, which gives these names their Python forms.";
   bind_errors(module);
   bind_config(module);
+  bind_record(module);
   bind_comm(module);
   bind_zero(module);
   bind_optim(module);

@@ -24,6 +24,8 @@ class Store;
 
 namespace unshard {
 
+class RunRecord;
+
 enum class ReduceOp { sum, max, min };
 
 /// Bytes that left this rank (or, in shared memory, that this rank wrote for others to read) and calls, per operation.
@@ -43,6 +45,8 @@ struct CommOptions {
   std::chrono::duration<double> timeout{1800};
   std::chrono::duration<double> collective_check{60};
   std::function<void()> interrupt_check;  ///< see HostGroupOptions
+  /// Where this communicator and its sub-groups tell what they do, and that they fail; may be null. See run_record.h.
+  std::shared_ptr<RunRecord> record;
 };
 
 /// A group of ranks. Collectives: all ranks of the group call them in the same order with equal sizes and dtypes; tensors are contiguous.
@@ -96,6 +100,8 @@ class Communicator {
   virtual void add_count(std::string_view op, std::int64_t bytes) = 0;  ///< for movers that bypass the collectives (buckets, pulls)
   virtual void reset_counts() = 0;
   virtual FlightRecorder& recorder() = 0;
+  /// What this rank does now: for its peers' error messages and waits where memory is shared, and for records. Costs tens of ns.
+  virtual void set_phase(Phase phase, std::string_view detail) = 0;
   virtual const CommOptions& options() const = 0;
   /// The training step, for messages and records.
   virtual void set_step(std::int64_t step) = 0;

@@ -22,6 +22,10 @@ struct HostGroupOptions {
   std::chrono::duration<double> timeout{1800};  ///< then CommError says which rank waits where, for which parameter and step
   /// Called about every 50 ms inside waits, without locks held; throws to leave the wait (the binding checks for Ctrl-C here).
   std::function<void()> interrupt_check;
+  /// After so long in one wait, the lowest waiting rank of a host logs once who is where. 0: never.
+  std::chrono::duration<double> report_after{0};
+  /// Called with the text of a CommError that a wait is about to throw.
+  std::function<void(std::string_view)> on_failure;
 };
 
 /// Memory mapped by all ranks of a host (memfd: nothing is left behind when ranks die). Grows by `reserve`; never moves.

@@ -86,6 +86,8 @@ struct UnshardConfig {
   double collective_check_s = 60;
   /// Compare values that ranks wrote to one parameter, poison returned buffers. JSON `debug`.
   bool debug = false;
+  /// A folder for every rank's record (see comm/run_record.h). JSON `run_dir`, environment UNSHARD_RUN_DIR.
+  std::string run_dir;
 };
 
 /// Facts about the world and the caller that resolution needs.

@@ -1,0 +1,119 @@
+"""Records from files. Whatever is in a file, reading it ends in a record or in a line that says what is wrong with it."""
+import dataclasses
+import json
+import os
+import re
+
+FORMAT = 1
+_NAME = re.compile(r"rank(\d+)\.json")
+
+
+@dataclasses.dataclass
+class Records:
+    by_rank: dict                 # rank -> record
+    problems: list                # lines about what couldn't be read or doesn't fit
+    world: int = 0                # ranks of the run; 0: no record says
+
+    @property
+    def missing(self):
+        return [rank for rank in range(self.world) if rank not in self.by_rank]
+
+
+def load_folders(folders):
+    """Raises OSError for a folder that isn't there."""
+    files = []
+    for folder in folders:
+        files += [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+    return load_files(files, [] if files else [f"there is no rank<N>.json in {', '.join(folders)}"])
+
+
+def load_files(files, notes=()):
+    """The newest record of each rank."""
+    records, problems = {}, list(notes)
+    for path in files:
+        record, problem = read_record(path)
+        if problem:
+            problems.append(problem)
+        elif record["rank"] not in records or records[record["rank"]]["written"] < record["written"]:
+            records[record["rank"]] = record
+    return gather(records, problems)
+
+
+def gather(by_rank, problems=()):
+    """Records of one run: those of another are left out, and said."""
+    problems = list(problems)
+    if not by_rank:
+        return Records({}, problems)
+    newest = max(by_rank.values(), key=lambda record: record["written"])
+    kept = {}
+    for rank, record in sorted(by_rank.items()):
+        if (record["run"], record["world_size"]) == (newest["run"], newest["world_size"]):
+            kept[rank] = record
+        else:
+            problems.append(f"rank {rank}'s record is of another run ({record['world_size']} ranks, run id '{record['run']}'): left out")
+    return Records(kept, problems, newest["world_size"])
+
+
+def read_record(path):
+    """(record, "") or (None, what is wrong)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            record = json.load(file)
+    except OSError as error:
+        return None, f"{path} can't be read: {error.strerror}"
+    except ValueError as error:
+        return None, f"{path} is damaged: it isn't JSON ({error})"
+    wrong = check(record)
+    return (None, f"{path} is damaged: {wrong}") if wrong else (complete(record), "")
+
+
+_WANTED = {"rank": int, "world_size": int, "host": str, "pid": int, "written": (int, float), "monotonic": (int, float), "groups": list}
+_GROUP = {"name": str, "ranks": list, "entries": list}
+_ENTRY = {"index": int, "op": str, "detail": str, "bytes": int, "step": int, "start": (int, float)}
+
+
+def check(record):
+    """What keeps this from being a record; "" when it is one."""
+    if not isinstance(record, dict):
+        return "it isn't a record"
+    if record.get("format") != FORMAT:
+        return f"format {record.get('format')!r}; this version reads {FORMAT}"
+    wrong = _lacks(record, _WANTED, "")
+    if wrong:
+        return wrong
+    if not 0 <= record["rank"] < record["world_size"]:
+        return f"rank {record['rank']} of {record['world_size']}"
+    for group in record["groups"]:
+        wrong = _lacks(group, _GROUP, "a group's ") or ("a group's ranks aren't numbers" if not _all_ints(group["ranks"]) else "")
+        for entry in [] if wrong else group["entries"]:
+            wrong = wrong or _lacks(entry, _ENTRY, "an entry's ")
+        if wrong:
+            return wrong
+    return ""
+
+
+def _lacks(table, wanted, what):
+    if not isinstance(table, dict):
+        return f"{what}table is a {type(table).__name__}"
+    for key, kind in wanted.items():
+        if not isinstance(table.get(key), kind):
+            return f"{what}'{key}' is missing or of a wrong type"
+    return ""
+
+
+def _all_ints(values):
+    return all(isinstance(value, int) for value in values)
+
+
+def complete(record):
+    """With every optional part there."""
+    for key, value in (("run", ""), ("reason", ""), ("text", ""), ("failure", None), ("versions", {}), ("position", None),
+                       ("addresses", []), ("links", []), ("started", 0)):
+        record.setdefault(key, value)
+    for group in record["groups"]:
+        for key, value in (("transport", ""), ("step", 0), ("closed", False), ("phase", None), ("waiting", None), ("peers", ""),
+                           ("counts", {}), ("hosts", [])):
+            group.setdefault(key, value)
+        for entry in group["entries"]:
+            entry.setdefault("end", None)
+    return record

@@ -1,0 +1,71 @@
+"""This process's record of its run, for `unshard doctor`: what C++ knows of the collectives, and where Python is."""
+import atexit
+import functools
+import json
+import linecache
+import os
+import platform
+import socket
+import sys
+import threading
+import traceback
+
+from unshard.core import _core
+
+_FRAMES = 60
+_crashed = []              # frames of the exception that ends the process, innermost last
+
+
+@functools.cache
+def of_this_process():
+    """The record that all communicators of this process tell, or None where UNSHARD_RECORD=off."""
+    from unshard.distributed import world_from_environment
+    if not hasattr(_core, "start_record"):
+        return None
+    rank, world = _rank_and_world(world_from_environment)
+    record = _core.start_record(rank, world, os.environ.get("UNSHARD_HOST") or socket.gethostname(), "", _versions(), _position)
+    if record is not None:
+        atexit.register(record.end)
+        _write_on_exceptions(record)
+    return record
+
+
+def _rank_and_world(from_environment):
+    import torch.distributed as dist
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return from_environment()[:2]
+
+
+def _versions():
+    import torch
+
+    import unshard
+    return {"unshard": unshard.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _write_on_exceptions(record):
+    before = sys.excepthook
+
+    def hook(kind, value, trace):
+        _crashed[:] = [_frame(frame, line) for frame, line in traceback.walk_tb(trace)][-_FRAMES:]
+        record.write("exception", "".join(traceback.format_exception_only(kind, value)).strip())
+        before(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+def _position():
+    """JSON: where the main thread is, or was when it raised. Called by the record on another thread."""
+    if _crashed:
+        return json.dumps({"from": "exception", "frames": _crashed})
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    frames = [_frame(f, line) for f, line in traceback.walk_stack(frame)][:_FRAMES] if frame is not None else []
+    return json.dumps({"from": "interpreter", "frames": frames[::-1]})
+
+
+def _frame(frame, line):
+    code = frame.f_code
+    return {"file": os.path.abspath(code.co_filename) if not code.co_filename.startswith("<") else code.co_filename, "line": line,
+            "function": code.co_name,
+            "module": str(frame.f_globals.get("__name__", "")), "code": linecache.getline(code.co_filename, line, frame.f_globals).strip()}

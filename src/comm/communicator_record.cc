@@ -1,0 +1,58 @@
+// What a communicator tells about itself, to records and to ranks that wait.
+#include "comm/communicator_impl.h"
+#include "comm/futex.h"
+#include "unshard/core/error.h"
+
+namespace unshard::comm {
+
+void CommunicatorImpl::set_phase(Phase phase, std::string_view detail) {
+  if (local_)
+    local_->set_phase(phase, step(), detail);
+  else
+    recorder_.set_phase(phase_name(phase), detail);
+}
+
+// Reads only what is final after construction, or guarded: it may run on another thread at any time.
+GroupRecord CommunicatorImpl::describe() {
+  GroupRecord record;
+  record.name = name_;
+  record.ranks = run_ranks_;
+  record.hosts = map_.host;
+  record.transport = size_ == 1                 ? "alone"
+                     : host_                    ? "shared memory"
+                     : map_.hosts() < size_     ? "shared memory inside hosts, c10d between them"
+                                                : "c10d";
+  record.step = step();
+  record.entries = recorder_.snapshot();
+  if (local_) {
+    const auto status = local_->status();
+    record.phase = phase_name(status.phase);
+    record.detail = status.detail;
+    record.phase_for_s = status.phase_for_s;
+    record.waiting = status.waiting;
+    record.waiting_for_s = status.waiting_for_s;
+    record.peers = local_->describe_ranks();
+  } else {
+    const auto phase = recorder_.phase();
+    record.phase = phase.name;
+    record.detail = phase.detail;
+    record.phase_for_s = phase.for_s;
+    if (stall_) record.peers = stall_->describe_ranks();
+  }
+  // Outside shared memory a rank waits in its running collective.
+  if (record.waiting.empty() && !record.entries.empty() && record.entries.back().ended_s < 0) {
+    const auto& last = record.entries.back();
+    record.waiting = Place{last.op, last.detail}.text();
+    record.waiting_for_s = static_cast<double>(monotonic_ns()) * 1e-9 - last.started_s;
+  }
+  const std::lock_guard lock(counts_mutex_);
+  for (const auto& [op, count] : counts_) record.counts[op] = {count.calls, count.bytes};
+  return record;
+}
+
+void CommunicatorImpl::on_waiting(std::string_view op, std::string_view detail, double waited_s) {
+  if (!stall_ || waited_s < 1 || performing_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
+  stall_->waiting(recorder_.collectives() - 1, cat("step ", step(), ", ", Place{op, detail}.text()), waited_s);
+}
+
+}  // namespace unshard::comm
