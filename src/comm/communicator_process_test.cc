@@ -262,7 +262,7 @@ TEST(ProcessErrors, ARankThatGivesUpTellsTheRanksOfOtherHostsWhy) {
     }
     if (rank == 3) std::this_thread::sleep_for(500ms);  // so that rank 0 has to wait
     const auto started = std::chrono::steady_clock::now();
-    const auto error = error_of([&] { comm->barrier("step"); });
+    const auto error = error_of([&] { run_collectives(*comm); });
     if (std::chrono::steady_clock::now() - started > 5s) return 2;
     return contains_all(error, {"rank 0", "failed", "the user has had enough"}) ? 0 : 1;
   });

@@ -203,7 +203,11 @@ std::vector<std::string> HierarchicalTransport::exchange_leaders(const Call& cal
 void HierarchicalTransport::barrier(const Call& call) {
   const Signature signature = make_signature(call, 0, 0, {}, 0);
   slots_.meet(call, signature);
-  exchange_leaders(call, {});
+  Flight flight;
+  const Length token = [](int) { return std::size_t{1}; };
+  pack(flight, leaders_, token, [](const Route::Leg&, std::byte* to) { *to = std::byte{0}; });
+  launch(call, flight, leaders_, token);
+  link_.finish(call, flight.work);
   slots_.meet(call, signature);
 }
 
