@@ -2,8 +2,11 @@
 import ctypes
 import os
 import signal
+import sys
+import time
 
 PR_SET_CHILD_SUBREAPER = 36
+LIMIT_S = 10.0           # a process with much memory on a device takes seconds to end
 
 
 def children():
@@ -23,12 +26,20 @@ def adopt():
     return children()
 
 
-def end_all_but(before):
-    """SIGKILL every child that is not in `before`, and theirs as they fall to us."""
+def end_all_but(before, limit_s=LIMIT_S):
+    """SIGKILL every child that is not in `before`, and theirs as they fall to us. Returns those that didn't end of it, and says so."""
+    end = time.monotonic() + limit_s
     while left := children() - before:
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
                 pass
+        if time.monotonic() > end:
+            pids = ", ".join(map(str, sorted(left)))
+            print(f"[unshard run] warning: pid {pids} is still there {limit_s:g} s after SIGKILL, and is left (a device or file system "
+                  "may hang)", file=sys.stderr, flush=True)
+            return left
+        time.sleep(0.002)
+    return set()
