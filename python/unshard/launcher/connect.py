@@ -33,11 +33,13 @@ def remote_command(words, venv_script=None):
     return f"exec {command}"                     # no shell stays in between: the end of the connection is the end of node.py's parent
 
 
-def ssh_argv(options, host, remote):
+def ssh_argv(options, host, remote, more=None):
+    """`more`: words for ssh instead of --launcher_args."""
+    more = shlex.split(options.launcher_args) if more is None else more
     port = ["-p", str(options.ssh_port)] if options.ssh_port else []
     # BatchMode: no question that nobody can answer. ServerAlive: a host that lost its network is given up after 20 s.
     return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(options.connect_timeout / 2))}", "-o", "ServerAliveInterval=5",
-            "-o", "ServerAliveCountMax=3", *port, *shlex.split(options.launcher_args), host, remote]
+            "-o", "ServerAliveCountMax=3", *port, *more, "--", host, remote]
 
 
 def node_argv(plan, options, node):

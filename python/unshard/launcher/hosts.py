@@ -6,6 +6,7 @@ import socket
 from unshard.launcher.errors import LaunchError
 
 _LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+_HOST = re.compile(r"[A-Za-z0-9_][\w.:@-]*", re.ASCII)       # so that no program that is given a name can take it for an option
 
 
 def read_hostfile(path):
@@ -22,6 +23,8 @@ def read_hostfile(path):
             if not match:
                 raise LaunchError(f"{path}:{number}: '{line}' is not of the form 'name slots=N'")
             host, slots = match.group(1), int(match.group(2))
+            if not _HOST.fullmatch(host):
+                raise LaunchError(f"{path}:{number}: '{host}' can't be a host's name: letters, digits and _.:@- only, and no - in front")
             if host in hosts:
                 raise LaunchError(f"{path}:{number}: host '{host}' is listed twice; give it one line with all its slots")
             if slots < 1:
