@@ -275,14 +275,15 @@ def test_no_ssh_failures_and_restarts_reach_all(job):
 
 
 def test_pdsh_starts_a_meeting(job):
-    """A stand-in that does what pdsh does with these arguments: the command on each host, by ssh, with the host's number for %n."""
+    """A stand-in that does what pdsh does with these arguments: the command, here, for each host, with its name and number put in."""
     tools = job.folder / "tools"
     tools.mkdir()
     job.script(f"""\
         #!{sys.executable}
-        import subprocess, sys
-        assert sys.argv[1:5] == ["-S", "-f", "1024", "-w"]
-        commands = [["ssh", host, sys.argv[6].replace("%n", str(n))] for n, host in enumerate(sys.argv[5].split(","))]
+        import getpass, os, subprocess, sys
+        assert sys.argv[1:5] == ["-S", "-f", "1024", "-w"] and os.environ["PDSH_RCMD_TYPE"] == "exec"
+        names = [{{"%h": host, "%n": str(n), "%u": getpass.getuser()}} for n, host in enumerate(sys.argv[5].split(","))]
+        commands = [[name.get(word, word) for word in sys.argv[6:]] for name in names]
         started = [subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) for words in commands]
         sys.exit(max(process.wait() for process in started))
     """, "tools/pdsh")
@@ -311,8 +312,8 @@ def test_dry_run_shows_the_commands(job):
     text = dry_run(job, job.hostfile(8), "--num_gpus=4", "--ssh_port=2200", "--launcher_args=-F config")
     assert "2 hosts, 8 ranks" in text and "worker-2: ranks 4-7 on slots 0-3" in text and "train.py --local_rank=N 'a b'" in text
     assert re.search(r"command for worker-1: \S*python\S* -m unshard.launcher.node", text)              # this machine needs no ssh
-    assert "-p 2200 -F config worker-2 'exec env PYTHONPATH=" in text
-    assert "-F config worker-1" not in text and "worker-1 'exec env" in dry_run(job, job.hostfile(), "--force_multi")
+    assert "-p 2200 -F config -- worker-2 'exec env PYTHONPATH=" in text
+    assert "-- worker-1" not in text and "-- worker-1 'exec env" in dry_run(job, job.hostfile(), "--force_multi")
     assert "pdsh -S -f 1024 -w worker-1,worker-2 " in dry_run(job, job.hostfile(), "--launcher=pdsh")
     assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=worker-2" in dry_run(job, job.hostfile(), "--launcher=slurm",
                                                                                         "--exclude=worker-1")

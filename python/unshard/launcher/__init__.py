@@ -6,7 +6,7 @@ byte for byte, the first failing rank's exit code, and no process left behind. N
     command -> options -> plan            what is asked for: which hosts, how many ranks, what they run
     job -> agent (one machine)            the attempts; here the agent runs in the launcher itself (guard: in a child of it)
         -> connect, hub ~ node -> agent   several hosts: a line to node.py on each, by ssh; preflight decides whether all fit
-        -> meeting                        the same where each host was given the command; tools: pdsh, srun, mpirun give it
+        -> gather ~ meeting               the same where each host was given the command; tools: pdsh, srun, mpirun give it
     watch, report                         who failed first, what it said; every line with its rank
 """
 

@@ -34,5 +34,15 @@ def parse_env_lines(lines, path):
 EXPORTED = ("PYTHON", "MLFLOW", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH", "GLOO_", "TORCH_", "UNSHARD_", "OMP_")
 
 
+SECRET = "UNSHARD_MEETING_SECRET"
+# What the launcher sets for each rank, host or attempt: nothing from elsewhere may stand in its place.
+SET_BY_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "GROUP_RANK",
+                   "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "UNSHARD_RESTART_COUNT",
+                   "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
+# True of this host only, or not for ranks at all.
+OF_THIS_HOST = {"UNSHARD_HOST", "UNSHARD_TOOL_TASK", SECRET}
+
+
 def exported():
-    return {key: value for key, value in os.environ.items() if key.startswith(EXPORTED)}
+    return {key: value for key, value in os.environ.items()
+            if key.startswith(EXPORTED) and not key.startswith("MV2_COMM_WORLD_") and key not in SET_BY_LAUNCHER | OF_THIS_HOST}

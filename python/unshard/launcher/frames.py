@@ -42,6 +42,8 @@ class Unpacker:
         if newline < 0:
             return None
         fields = json.loads(self._data[len(MAGIC):newline])
+        if type(fields["kind"]) is not str or fields["size"] < 0:
+            raise ValueError("no frame of the launcher")
         end = newline + 1 + fields["size"]
         if len(self._data) < end:
             return None

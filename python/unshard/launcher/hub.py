@@ -90,7 +90,7 @@ class Hub:
         """`orders`: {host: order}. Returns when no rank is left anywhere."""
         self._report = report
         for link in self._alive:
-            link.send("order", **orders[link.host])
+            link.give_order(orders[link.host])
         while self._alive - self._done:
             self._turn(0.25)
             self._decide()

@@ -48,18 +48,26 @@ def attempt_on_hosts(plan, options, voice, attempt):
     if plan.way == MEET:
         if plan.node_rank > 0:
             return meeting.take_part(plan, voice)
-        links = meeting.gather(plan, voice)
+        links = meeting.links_of_meeting(plan, voice)
     else:
         links = connect_by_ssh(plan, options)
     with Hub(links) as hub:
-        hub.hellos(options.connect_timeout)
-        if hub.silent:
-            voice.warn(f"{', '.join(hub.silent)} answered nothing that can be read, and ended well: whether ranks ran there isn't known")
-            return 0, False
-        preflight.check(hub.answers, options.no_ssh_check, voice.warn)
-        preflight.settle_meeting_point(plan, hub.answers, voice.warn)
-        announce(plan, voice.say)
-        return conduct(hub, plan, voice, attempt)
+        try:
+            hub.hellos(options.connect_timeout)
+            if hub.silent:
+                voice.warn(f"{', '.join(hub.silent)} answered nothing that can be read, and ended well: whether ranks ran there isn't "
+                           "known")
+                return 0, False
+            preflight.check(hub.answers, options.no_ssh_check, voice.warn)
+            preflight.settle_meeting_point(plan, hub.answers, voice.warn)
+            announce(plan, voice.say)
+            return conduct(hub, plan, voice, attempt)
+        except LaunchError as error:             # the hosts of a meeting are to know why
+            hub.finish(2, False, str(error))
+            raise
+        except Interrupted as interrupted:
+            hub.finish(128 + interrupted.number, False, f"{interrupted}: no ranks had been started")
+            raise
 
 
 def conduct(hub, plan, voice, attempt):
@@ -71,7 +79,6 @@ def conduct(hub, plan, voice, attempt):
         words, code, again = f"{signal.Signals(hub.interrupted).name}: all ranks were ended", 128 + hub.interrupted, False
         voice.say(words)
     elif hub.refusals and not report.any_failure:
-        hub.finish(2, False, hub.why_refused())
         raise LaunchError(hub.why_refused())
     else:
         code = report.conclude(hub.codes)
@@ -82,7 +89,7 @@ def conduct(hub, plan, voice, attempt):
 
 def host_finder(plan):
     owners = [share.host for share in plan.shares for _ in share.slots]
-    return owners.__getitem__
+    return lambda rank: owners[rank] if 0 <= rank < len(owners) else "no host"
 
 
 def announce(plan, say):

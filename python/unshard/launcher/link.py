@@ -7,6 +7,12 @@ from unshard.launcher.frames import Unpacker, pack
 from unshard.launcher.watch import write_all
 
 ERROR_LINES = 20
+STATED_BY_HOST_0 = ("first_rank", "world", "node_rank", "nodes", "master_addr", "master_port", "run_id", "attempt", "max_restarts")
+# Of what comes over the network: the types of what the hub reads.
+SHAPES = {"hello": {"protocol": int, "unshard": str, "torch": (str, type(None)), "python": str, "machine": str},
+          "failed": {"rank": int, "status": int, "tail": list}, "done": {"codes": dict, "stopped": (int, type(None))},
+          "gone": {"code": (int, type(None)), "last": str}, "interrupted": {"signal": int}, "refused": {"words": str},
+          "order": {name: object for name in STATED_BY_HOST_0}, "stop": {}, "kill": {}, "end": {"code": int, "again": bool, "words": str}}
 
 
 class ProcessLink:
@@ -28,6 +34,9 @@ class ProcessLink:
 
     def send(self, kind, **fields):
         send(self, self._write_fd, kind, fields)
+
+    def give_order(self, order):
+        self.send("order", **order)
 
     def hang_up(self):
         """The host's side takes the end of its input as the order to end everything."""
@@ -57,7 +66,9 @@ class ProcessLink:
 
 
 class SocketLink:
-    """Frames over a TCP connection to a host where the command was given by hand or by another tool: see meeting.py."""
+    """Frames over a TCP connection to a host where the command was given by hand or by another tool: see meeting.py.
+
+    Anyone on the network can read along, so nothing secret goes this way: no arguments, no environment."""
 
     def __init__(self, host, connection, unpacker):
         self.host, self.what = host, "the connection"
@@ -66,10 +77,14 @@ class SocketLink:
         self._connection, self._unpacker = connection, unpacker
 
     def receive(self):
-        return receive(self.read_fd, self._unpacker)
+        items = receive(self.read_fd, self._unpacker)
+        return items if items is None or all(has_shape(fields) for fields, _ in items) else None
 
     def send(self, kind, **fields):
         send(self, self.read_fd, kind, fields)
+
+    def give_order(self, order):
+        self.send("order", **{name: order[name] for name in STATED_BY_HOST_0})
 
     def hang_up(self):
         if self.open:
@@ -87,13 +102,21 @@ class SocketLink:
         self._connection.close()
 
 
+def has_shape(fields):
+    shape = fields and SHAPES.get(fields["kind"])
+    return shape is not None and all(name in fields and isinstance(fields[name], kind) for name, kind in shape.items())
+
+
 def receive(fd, unpacker):
     try:
         data = os.read(fd, 256 << 10)
     except OSError:
         data = b""
     if data:
-        return unpacker.feed(data)
+        try:
+            return unpacker.feed(data)
+        except (ValueError, KeyError, TypeError):
+            return None                          # no frame of ours looks like that
     rest = unpacker.rest()
     return [(None, rest)] if rest else None
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from unshard.launcher import options as flags
-from unshard.launcher.env_file import exported, read_env_files
+from unshard.launcher.env_file import SECRET, SET_BY_LAUNCHER, exported, read_env_files
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.hosts import is_local, parse_filter, read_hostfile, select
 from unshard.launcher.interfaces import is_here
@@ -34,6 +34,8 @@ class Plan:
     max_restarts: int
     local: list              # for SSH: names of hosts that are this machine, and need no ssh
     notes: list              # lines for the user
+    secret: str = ""         # for MEET: what a host must know to join; "" for none
+    by_tool: bool = False    # for MEET: one of options.TOOLS started this
 
     @property
     def world(self):
@@ -75,7 +77,8 @@ def make_plan(options, device_count):
         if len(slots) == 1 and local:
             way = HERE
     plan = Plan(way, [Share(host, numbers) for host, numbers in slots.items()], task_of(options, way), options.master_addr,
-                options.master_port, options.node_rank, options.max_restarts, local, notes)
+                options.master_port, options.node_rank, options.max_restarts, local, notes,
+                os.environ.get(SECRET, "") if way == MEET else "")
     if way == HERE:
         plan.master_addr, plan.master_port = options.master_addr or "127.0.0.1", choose_port(options.master_port, notes)
         rank_command(options.script, options.arguments, options.module, options.no_python)     # a missing script is told now
@@ -175,7 +178,7 @@ def local_slots(options, device_count):
 
 
 def task_of(options, way):
-    environment = read_env_files()
+    environment = {key: value for key, value in read_env_files().items() if key not in SET_BY_LAUNCHER}
     if way == SSH or way in flags.TOOLS:
         environment = {**exported(), **environment}
     if options.run_dir:

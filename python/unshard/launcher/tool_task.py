@@ -1,4 +1,5 @@
-"""What pdsh, srun or mpirun starts on each host: `python -m unshard.launcher.tool_task PLAN`. Which host this is says the tool."""
+"""What pdsh, srun or mpirun starts on each host: `python -m unshard.launcher.tool_task`. Which host this is says the tool; the plan is in
+the environment, or a line of standard input."""
 import argparse
 import os
 import signal
@@ -9,25 +10,38 @@ from types import SimpleNamespace
 from unshard.launcher.command import carry_out
 from unshard.launcher.devices import device_count
 from unshard.launcher.signals import terminate_with_parent
-from unshard.launcher.tools import decode
+from unshard.launcher.tools import TASK_VARIABLE, decode
 
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "SLURM_NODEID", "PMI_RANK")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m unshard.launcher.tool_task", description=__doc__)
-    parser.add_argument("plan")
     parser.add_argument("--node_rank", type=int, default=-1)
-    parser.add_argument("--lease", action="store_true", help="the end of standard input is the end of the launcher")
+    parser.add_argument("--lease", action="store_true", help="the plan comes over standard input, whose end is the end of the launcher")
     options = parser.parse_args()
     terminate_with_parent()                      # the tool's process here: sshd, slurmstepd, orted
+    word = read_line() if options.lease else os.environ.pop(TASK_VARIABLE, "")
+    if not word:
+        sys.exit("unshard run: error: the plan of the job hasn't come here; is the tool kept from handing on its environment?")
     if options.lease:
         threading.Thread(target=end_with_input, name="unshard-lease", daemon=True).start()
-    plan = decode(options.plan)
+    plan = decode(word)
     plan.node_rank = options.node_rank if options.node_rank >= 0 else own_number(plan)
     os.chdir(plan.task["cwd"])
     return carry_out(plan, SimpleNamespace(connect_timeout=60, no_ssh_check=False, quiet=False, log_level=plan.task["log_level"],
                                            save_pid=False), device_count, "unshard run")
+
+
+def read_line():
+    """The one line that comes, or "" where the input ends before."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(0, 64 << 10)
+        if not data:
+            return ""
+        line += data
+    return line.decode().strip()
 
 
 def end_with_input():

@@ -3,6 +3,7 @@ import base64
 import dataclasses
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -12,7 +13,8 @@ import time
 import zlib
 
 from unshard.launcher import orphans
-from unshard.launcher.connect import remote_command
+from unshard.launcher.connect import remote_command, ssh_argv
+from unshard.launcher.env_file import OF_THIS_HOST, SET_BY_LAUNCHER
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.plan import MEET, Plan, Share
 from unshard.launcher.ports import DEFAULT_PORT
@@ -21,10 +23,12 @@ from unshard.launcher.signals import signals_to, terminate_with_parent
 PROGRAMS = {"pdsh": "pdsh", "slurm": "srun", "openmpi": "mpirun"}
 END_S = 5.0              # between a signal for the tool and SIGKILL
 TASK = "unshard.launcher.tool_task"
+TASK_VARIABLE = "UNSHARD_TOOL_TASK"          # the plan, for tool_task; by pdsh's way it comes over standard input
+SSH_VARIABLE = "UNSHARD_TOOL_SSH"            # argv of ssh, for pdsh_ssh
 
 
 def encode(plan):
-    """The plan as one word in which no shell sees anything but a word."""
+    """The plan as one word."""
     return base64.urlsafe_b64encode(zlib.compress(json.dumps(dataclasses.asdict(plan)).encode())).decode()
 
 
@@ -34,28 +38,39 @@ def decode(word):
     return Plan(**fields)
 
 
-def tool_argv(plan, options):
-    """(argv of the tool, what to add to its environment)"""
-    hosts = [share.host for share in plan.shares]
-    meeting = dataclasses.replace(plan, way=MEET, master_addr=plan.master_addr or hosts[0], master_port=plan.master_port or DEFAULT_PORT,
-                                  local=[], notes=[])
-    words = ["-m", TASK, encode(meeting)]
-    more, environment = shlex.split(options.launcher_args), {}
-    cwd = plan.task["cwd"]
+def meeting_of(plan):
+    """The plan that the tool's processes carry out, with a secret by which they know each other."""
+    return dataclasses.replace(plan, way=MEET, master_addr=plan.master_addr or plan.shares[0].host, local=[], notes=[], by_tool=True,
+                               master_port=plan.master_port or DEFAULT_PORT, secret=secrets.token_hex(16))
+
+
+def tool_environment(plan, options):
+    """What the tool's processes are to read. It holds secrets (what a job's environment file says, the meeting's own), so it isn't on any
+    command line, where `ps` shows it to everyone."""
+    environment = {TASK_VARIABLE: encode(meeting_of(plan))}
     if options.launcher == "pdsh":
-        environment["PDSH_RCMD_TYPE"] = "ssh"
-        if options.ssh_port:
-            environment["PDSH_SSH_ARGS_APPEND"] = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} -p {options.ssh_port}".strip()
-        remote = remote_command([*words, "--node_rank=HOST_NUMBER", "--lease"], options.venv_script)
-        remote = remote.replace("%", "%%").replace("HOST_NUMBER", "%n")        # by which pdsh means the host's number
-        return ["pdsh", "-S", "-f", "1024", "-w", ",".join(hosts), *more, remote], environment
+        more = shlex.split(os.environ.get("PDSH_SSH_ARGS_APPEND", ""))
+        remote = remote_command(["-m", TASK, "--node_rank=HOST_NUMBER", "--lease"], options.venv_script)
+        environment[SSH_VARIABLE] = json.dumps(ssh_argv(options, "HOST", remote, more))
+    return environment
+
+
+def tool_argv(plan, options):
+    """(argv of the tool, what to add to its environment beside tool_environment)"""
+    hosts = [share.host for share in plan.shares]
+    words = ["-m", TASK]
+    more = shlex.split(options.launcher_args)
+    cwd = plan.task["cwd"]
+    if options.launcher == "pdsh":               # which can't hand anything to what it starts by ssh; so our own process does, one a host
+        each = [sys.executable.replace("%", "%%"), "-m", "unshard.launcher.pdsh_ssh", "%h", "%n", "%u"]
+        return ["pdsh", "-S", "-f", "1024", "-w", ",".join(hosts), *more, *each], {"PDSH_RCMD_TYPE": "exec"}
     program = ["sh", "-c", remote_command(words, options.venv_script)] if options.venv_script else [sys.executable, *words]
     if options.launcher == "slurm":
         return ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}",
-                "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={cwd}", *more, *program], environment
+                "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={cwd}", *more, *program], {}
     slots = ",".join(f"{host}:1" for host in hosts)
-    return ["mpirun", "-n", str(len(hosts)), "--map-by", "ppr:1:node", "--bind-to", "none", "--host", slots, "--wdir", cwd, *more,
-            *program], environment
+    return ["mpirun", "-n", str(len(hosts)), "--map-by", "ppr:1:node", "--bind-to", "none", "--host", slots, "--wdir", cwd,
+            "-x", TASK_VARIABLE, *more, *program], {}
 
 
 # When the launcher is killed this ends the tool. pdsh leaves its ssh processes then, but closes their input: see tool_task's lease.
@@ -70,8 +85,9 @@ def run_tool(plan, options, voice):
     if shutil.which(argv[0]) is None:
         raise LaunchError(f"--launcher={options.launcher} needs the program {argv[0]}, which isn't here; leave --launcher out to use ssh")
     before = orphans.adopt()
-    process = subprocess.Popen([*GUARD, *argv], stdin=subprocess.DEVNULL, env={**os.environ, **environment}, start_new_session=True,
-                               preexec_fn=terminate_with_parent)
+    own = {name: value for name, value in os.environ.items() if name not in SET_BY_LAUNCHER | OF_THIS_HOST}       # srun forwards it all
+    process = subprocess.Popen([*GUARD, *argv], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=terminate_with_parent,
+                               env={**own, **environment, **tool_environment(plan, options)})
     received = []
 
     def pass_on(number, _):
