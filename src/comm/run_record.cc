@@ -109,6 +109,7 @@ struct RunRecord::State {
   double failed_at = 0;
   std::int64_t seen_failure = 0;  ///< the failure file's stamp, when last looked at
   bool ended = false;
+  std::atomic<bool> witnessed{false};  ///< the file shows this rank at the moment another one failed: what follows from that adds nothing
 
   std::mutex groups_mutex;
   std::map<std::uint64_t, std::function<GroupRecord()>> sources;
@@ -168,7 +169,7 @@ void RunRecord::State::look_for_failures() {
     seen_failure = stamp;
     if (!failure.empty()) return;  // this rank has told its own
   }
-  write("another rank failed", {}, file());
+  if (!write("another rank failed", {}, file()).empty()) witnessed = true;
 }
 
 void RunRecord::State::watch() {
@@ -235,12 +236,13 @@ RunRecord::~RunRecord() {
 }
 
 std::string RunRecord::write(std::string_view reason, std::string_view text) {
-  return directory().empty() ? std::string() : state_->write(reason, text, state_->file());
+  if (directory().empty()) return {};
+  return state_->witnessed ? state_->file().string() : state_->write(reason, text, state_->file());
 }
 
 void RunRecord::fail(std::string_view error) {
   auto& state = *state_;
-  if (!state.in_owner()) return;
+  if (!state.in_owner() || state.witnessed) return;
   const std::string_view kind = kind_of_failure(error);
   {
     const std::lock_guard lock(state.mutex);

@@ -122,6 +122,8 @@ TEST_F(RunRecordTest, ATimeOutWritesBothRanksFiles) {
   EXPECT_TRUE(json["groups"][0]["entries"].back()["end"].is_null());
   EXPECT_TRUE(appears(1, 0s)) << "the failing rank waits a moment for the others";
   EXPECT_EQ(read(1)["reason"], "another rank failed");
+  other->fail("[comm.barrier] rank 0 is gone");
+  EXPECT_EQ(read(1)["reason"], "another rank failed") << "where it was then matters, not how it ended";
 }
 
 TEST_F(RunRecordTest, OnlyTheFirstFailureCounts) {

@@ -53,6 +53,7 @@ class RunRecord {
   ~RunRecord();
 
   /// Write the file now and return its path ("" without a folder, or if it can't be written). `reason`: "asked", "exception", ...
+  /// A file that shows this rank when another one failed stays as it is.
   std::string write(std::string_view reason, std::string_view text = {});
   /// This rank fails: remember `error`, write, and have the other ranks of the run write theirs. After a time-out it waits up to 1.5 s for
   /// them, because the end of this rank may be the end of all. The same error again changes nothing.

@@ -66,8 +66,14 @@ def difference_in(records, name):
             continue
         waited = max((records[rank]["monotonic"] - entry["start"] for rank, entry in waiting.items()), default=0.0)
         when = min(unix_time(records[rank], entry["start"]) for rank, entry in begun.items())
+        if kind == ABSENT and not unknown and all(failed_before(records[rank], when) for rank in absent):
+            continue                                         # they didn't come because they had failed elsewhere
         return Difference(kind, name, index, members, begun, absent, unknown, when, waited)
     return None
+
+
+def failed_before(record, when):
+    return bool(record.get("failure")) and record["failure"].get("at", when) < when
 
 
 def alike(entries):

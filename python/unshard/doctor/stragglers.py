@@ -11,6 +11,7 @@ _LEAST_CALLS = 8
 _LEAST_LATE_S = 0.002
 _LEAST_SHARE = 0.1           # of the time between two calls of the series
 _LEAST_TIMES = 0.7           # of the calls in which it came last, or nearly
+_OWN_SHARE = 0.5             # of its lateness, that it spends by itself since the collective before: else it only woke late from that
 _ONE_SIDED = ("broadcast",)  # the root doesn't wait
 
 
@@ -42,7 +43,7 @@ def series(groups):
     shared = set.intersection(*(set(table) for table in calls.values()))
     found = {}
     for index in sorted(shared):
-        row = {rank: table[index] for rank, table in calls.items()}
+        row = {rank: {**table[index], "before": table.get(index - 1, {}).get("end")} for rank, table in calls.items()}
         entries = list(row.values())
         ended = all(entry["end"] is not None for entry in entries)
         same = len({(entry["op"], entry["detail"]) for entry in entries}) == 1
@@ -67,6 +68,7 @@ def laggards(call, rows):
         starts = [row[rank]["start"] for row in rows]
         period = statistics.median(b - a for a, b in zip(starts, starts[1:], strict=False))
         often = sum(value >= 0.5 * max(late[r][i] for r in late) for i, value in enumerate(late[rank])) / len(rows)
-        if median >= max(_LEAST_LATE_S, _LEAST_SHARE * period, 3 * others) and often >= _LEAST_TIMES:
+        own = statistics.median(row[rank]["start"] - (row[rank]["before"] or float("-inf")) for row in rows)
+        if own >= _OWN_SHARE * median >= 0 and median >= max(_LEAST_LATE_S, _LEAST_SHARE * period, 3 * others) and often >= _LEAST_TIMES:
             found.append(Straggler(rank, call, median, period, len(rows)))
     return found
