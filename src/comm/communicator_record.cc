@@ -18,10 +18,10 @@ GroupRecord CommunicatorImpl::describe() {
   record.name = name_;
   record.ranks = run_ranks_;
   record.hosts = map_.host;
-  record.transport = size_ == 1                 ? "alone"
-                     : host_                    ? "shared memory"
-                     : map_.hosts() < size_     ? "shared memory inside hosts, c10d between them"
-                                                : "c10d";
+  record.transport = size_ == 1             ? "alone"
+                     : host_                ? "shared memory"
+                     : map_.hosts() < size_ ? "shared memory inside hosts, c10d between them"
+                                            : "c10d";
   record.step = step();
   record.entries = recorder_.snapshot();
   if (local_) {

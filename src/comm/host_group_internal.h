@@ -98,7 +98,7 @@ class HostGroupImpl final : public HostGroup {
   struct Status {
     Phase phase = Phase::starting;
     std::int64_t step = 0;
-    std::string detail, waiting;                ///< waiting: empty unless it sleeps in a wait
+    std::string detail, waiting;  ///< waiting: empty unless it sleeps in a wait
     double phase_for_s = 0, waiting_for_s = 0;
   };
   Status status() const;

@@ -23,8 +23,8 @@ Json entry_json(const FlightRecord& entry) {
 }
 
 Json group_json(const GroupRecord& group) {
-  Json json = {{"name", group.name}, {"ranks", group.ranks}, {"hosts", group.hosts}, {"transport", group.transport},
-               {"step", group.step}, {"closed", group.closed}};
+  Json json = {{"name", group.name},           {"ranks", group.ranks}, {"hosts", group.hosts},
+               {"transport", group.transport}, {"step", group.step},   {"closed", group.closed}};
   if (!group.phase.empty()) json["phase"] = {{"name", group.phase}, {"detail", group.detail}, {"for_s", group.phase_for_s}};
   if (!group.waiting.empty()) json["waiting"] = {{"where", group.waiting}, {"for_s", group.waiting_for_s}};
   json["peers"] = group.peers;
@@ -55,24 +55,14 @@ std::string run_id() {
 
 }  // namespace
 
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+double unix_seconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string record_json(const RecordFacts& facts, const std::vector<GroupRecord>& groups) {
-  Json json = {{"format", kFormat},
-               {"rank", facts.options.rank},
-               {"world_size", facts.options.world_size},
-               {"host", facts.options.host},
-               {"pid", facts.pid},
-               {"run", run_id()},
-               {"started", facts.started},
-               {"written", unix_seconds()},
-               {"monotonic", static_cast<double>(monotonic_ns()) * 1e-9},
-               {"reason", facts.reason},
-               {"text", facts.text}};
-  if (!facts.failure.empty())
-    json["failure"] = {{"kind", facts.failure_kind}, {"text", facts.failure}, {"at", facts.failed_at}};
+  Json json = {{"format", kFormat},          {"rank", facts.options.rank}, {"world_size", facts.options.world_size},
+               {"host", facts.options.host}, {"pid", facts.pid},           {"run", run_id()},
+               {"started", facts.started},   {"written", unix_seconds()},  {"monotonic", static_cast<double>(monotonic_ns()) * 1e-9},
+               {"reason", facts.reason},     {"text", facts.text}};
+  if (!facts.failure.empty()) json["failure"] = {{"kind", facts.failure_kind}, {"text", facts.failure}, {"at", facts.failed_at}};
   json["versions"] = facts.options.versions;
   json["position"] = facts.position.empty() ? Json() : Json::parse(facts.position, nullptr, /*allow_exceptions=*/false);
   if (json["position"].is_discarded()) json["position"] = Json();

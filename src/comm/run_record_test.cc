@@ -1,7 +1,7 @@
 #include "unshard/comm/run_record.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -146,13 +146,15 @@ std::atomic<int> handled{0};
 
 // Handlers of others before and after ours; a main thread that never returns to any loop.
 TEST_F(RunRecordTest, SigUsr1WritesWhileTheMainThreadIsBusyAndOthersHandlersRunToo) {
-  struct sigaction mine {}, before {};
+  struct sigaction mine {
+  }, before{};
   mine.sa_handler = [](int) { ++handled; };
   ASSERT_EQ(::sigaction(SIGUSR1, &mine, &before), 0);
   auto record = start();
   handled = 0;
   ::kill(::getpid(), SIGUSR1);
-  while (!appears(0, 0s)) {}
+  while (!appears(0, 0s)) {
+  }
   EXPECT_EQ(read(0)["reason"], "asked");
   EXPECT_EQ(handled, 1);
 
@@ -192,7 +194,8 @@ TEST_F(RunRecordTest, TheEndIsWrittenOnceAndOnlyIfAsked) {
 
 TEST(KindOfFailure, IsToldFromTheText) {
   EXPECT_EQ(kind_of_failure("[comm.barrier] no progress for 3 s: rank 0: idle"), "time-out");
-  EXPECT_EQ(kind_of_failure("[comm.all_gather 'x'] a peer failed or timed out: [buffer.cc:1] Timed out waiting 2000ms for send"), "time-out");
+  EXPECT_EQ(kind_of_failure("[comm.all_gather 'x'] a peer failed or timed out: [buffer.cc:1] Timed out waiting 2000ms for send"),
+            "time-out");
   EXPECT_EQ(kind_of_failure("[comm.all_gather 'x'] a peer failed or timed out: Connection closed by peer"), "lost rank");
   EXPECT_EQ(kind_of_failure("[comm.barrier] rank 1 (pid 7) is gone, last seen in backward"), "lost rank");
   EXPECT_EQ(kind_of_failure("[comm.check_all_in] the ranks are in different calls: rank 0 is in a"), "disagreement");

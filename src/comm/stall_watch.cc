@@ -148,8 +148,8 @@ void StallWatch::waiting(std::int64_t index, std::string_view where, double wait
     }
   }
   if (!other.empty())
-    throw CommError(cat("[comm.check_all_in] the ranks are in different calls: ", other,
-                        "; every rank must make the same calls in the same order"));
+    throw CommError(
+        cat("[comm.check_all_in] the ranks are in different calls: ", other, "; every rank must make the same calls in the same order"));
   if (reported_ || report_after_s_ <= 0 || waited_s < report_after_s_) return;
   reported_ = true;
   if (!lowest) return;

@@ -141,8 +141,7 @@ std::uint64_t HostGroupImpl::announced_by(int rank) const {
 
 // A peer that owes what is waited for here, and has announced a call that this rank hasn't made, waits for this rank there: neither can go
 // on. The grace lets a call that has just ended be told from one that is waited in.
-void HostGroupImpl::look_for_other_calls(const std::function<bool()>& ready, const Place& place, const WaitRules& rules,
-                                         WaitClock& clock) {
+void HostGroupImpl::look_for_other_calls(const std::function<bool()>& ready, const Place& place, const WaitRules& rules, WaitClock& clock) {
   if (!rules.owes || rules.give_up) return;  // without: it can't be told who must come; check_all_in itself compares
   const std::uint64_t mine = announced_by(rank_);
   int other = -1;

@@ -18,23 +18,23 @@ namespace unshard {
 
 /// What a communicator tells about itself.
 struct GroupRecord {
-  std::string name;                ///< the same on every rank
-  std::vector<int> ranks, hosts;   ///< members, as ranks of the run; the host of each
-  std::string transport;           ///< "shared memory", "hierarchical", "c10d", "alone"
+  std::string name;               ///< the same on every rank
+  std::vector<int> ranks, hosts;  ///< members, as ranks of the run; the host of each
+  std::string transport;          ///< "shared memory", "hierarchical", "c10d", "alone"
   std::int64_t step = 0;
-  std::string phase, detail;       ///< "backward", "blocks.1.up.weight"; empty: never said
+  std::string phase, detail;  ///< "backward", "blocks.1.up.weight"; empty: never said
   double phase_for_s = 0;
-  std::string waiting;             ///< where this rank sleeps now; empty: it doesn't
+  std::string waiting;  ///< where this rank sleeps now; empty: it doesn't
   double waiting_for_s = 0;
-  std::string peers;               ///< HostGroup::describe_ranks
+  std::string peers;  ///< HostGroup::describe_ranks
   std::vector<FlightRecord> entries;
   std::map<std::string, std::pair<std::int64_t, std::int64_t>> counts;  ///< calls and bytes by operation
-  bool closed = false;             ///< it has gone; this was its last state
+  bool closed = false;                                                  ///< it has gone; this was its last state
 };
 
 struct RunRecordOptions {
   int rank = 0, world_size = 1;
-  std::string host;       ///< empty: the machine's name
+  std::string host;  ///< empty: the machine's name
   /// Where files go; it is made if missing. Empty: nowhere. On SIGUSR1 there is also <temporary folder>/unshard-<user>/asked.<pid>.json.
   std::string directory;
   bool at_end = false;    ///< end() writes
