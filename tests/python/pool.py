@@ -229,6 +229,7 @@ class Pool:
 # ---- inside the zygote -------------------------------------------------------------------------------------------------------------
 def zygote_main(fd):
     control = socket.socket(fileno=fd)
+    import torch._dynamo  # noqa: F401  (seconds, which checkpoint() would take in every rank)
     import torch.distributed  # noqa: F401
 
     import unshard
