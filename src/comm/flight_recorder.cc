@@ -24,7 +24,7 @@ struct Entry {
 template <std::size_t kSize>
 void copy_text(char (&to)[kSize], std::string_view from) {
   const std::size_t length = std::min(from.size(), kSize - 1);
-  std::memcpy(to, from.data(), length);
+  std::copy_n(from.begin(), length, to);
   to[length] = 0;
 }
 
