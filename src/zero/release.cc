@@ -74,6 +74,8 @@ void StoreState::release_all(bool communicate) {
   if (!missing.empty()) load_whole(missing, to);
   if (service && communicate) comm->barrier("release_all: peers have fetched");  // shards and serving thread must outlive their fetches
   released = true;
+  stop_prefetch();
+  service.reset();  // before the shards go, from which a peer's last request may still be served
   for (auto& [entry, whole] : wholes) {
     const bool readable = whole.get() != nullptr;
     if (!readable) whole = at::DataPtr(nullptr, entry->storage->device());
@@ -86,8 +88,6 @@ void StoreState::release_all(bool communicate) {
     entry->home_owner.clear();
   }
   publish_buffer = publish_input = at::Tensor();
-  stop_prefetch();
-  service.reset();
 }
 
 }  // namespace unshard::zero
