@@ -147,15 +147,15 @@ bool HostCopy::take_room(std::int64_t numel, std::int64_t bytes, std::int64_t li
   auto seen = live.load(std::memory_order_relaxed);
   do {
     if (numel > limit_numel - seen) return false;
-  } while (!live.compare_exchange_weak(seen, seen + numel, std::memory_order_relaxed));
+  } while (!live.compare_exchange_weak(seen, seen + numel, std::memory_order_acquire, std::memory_order_relaxed));
   raise(header().peak_numel, seen + numel);
   raise(header().peak_bytes, header().live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   return true;
 }
 
 void HostCopy::leave_room(std::int64_t numel, std::int64_t bytes) {
-  header().live_numel.fetch_sub(numel, std::memory_order_relaxed);
-  header().live_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  header().live_bytes.fetch_sub(bytes, std::memory_order_relaxed);  // first: whoever is given the elements' room adds its bytes after it
+  header().live_numel.fetch_sub(numel, std::memory_order_release);
 }
 
 std::int64_t HostCopy::live_numel() const { return header().live_numel.load(std::memory_order_relaxed); }
