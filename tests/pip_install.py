@@ -1,5 +1,5 @@
-"""`pip install --no-build-isolation .` as a newcomer does it: a wheel is built from a copy of the sources, installed where only torch is, and
-trains; and no path of the building machine is left in it.
+"""`pip install --no-build-isolation .` as a newcomer does it: a wheel is built from a copy of the sources, installed where only torch is,
+and trains; and no path of the building machine is left in it.
 
     python tests/pip_install.py          (minutes: it compiles the library; `make soak` runs it)
 """

@@ -82,7 +82,8 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
     std::this_thread::sleep_for(10ms);
   }
   check_peers(call, true);
-  raise(call, cat("a peer failed or timed out: ", first_line(reason)));
+  const std::string ranks = options_.describe ? options_.describe() : std::string();
+  raise(call, cat("a peer failed or timed out: ", ranks, ranks.empty() ? "" : "; ", first_line(reason)));
 }
 
 void C10dTransport::run(const Call& call, const at::Tensor& tensor, const Start& start) {

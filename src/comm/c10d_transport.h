@@ -24,6 +24,7 @@ struct C10dOptions {
   /// What is known of peers that ended: "rank 2 is gone (...)", or empty. `also_in_order`: those that took their leave too.
   std::function<std::string(bool also_in_order)> ended;
   std::function<void(const Call& call, double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
+  std::function<std::string()> describe = {};                           ///< who is where, for a time-out's message; empty: not known
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.

@@ -2,6 +2,7 @@
 #include "unshard/comm/communicator.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -154,7 +155,15 @@ std::shared_ptr<Communicator> assemble(int rank, int size, c10::intrusive_ptr<c1
   return std::make_shared<CommunicatorImpl>(std::move(parts));
 }
 
+/// The store's server answers ranks that may have died: a broken connection is an error there, not the end of this process. (Python ignores
+/// the signal anyway; a program's own handler stays.)
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 c10::intrusive_ptr<c10d::Store> make_store(const comm::LaunchEnv& env, const CommOptions& options) {
+  if (env.rank == 0) ignore_broken_pipes();
   c10d::TCPStoreOptions store_options;
   store_options.port = env.port;
   store_options.isServer = env.rank == 0 && !env.store_exists;

@@ -107,6 +107,7 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
     C10dOptions c10d{options_.timeout, options_.interrupt_check, {}, [this](bool also_in_order) { return ended_peer(also_in_order); }};
     if (spans_hosts()) c10d.sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
     c10d.waiting = [this](const Call& call, double waited_s) { on_waiting(call.op, call.detail, waited_s); };
+    c10d.describe = [this] { return stall_ ? stall_->describe_ranks() : std::string(); };
     c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, std::move(c10d));
     if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);

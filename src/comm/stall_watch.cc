@@ -158,13 +158,15 @@ void StallWatch::waiting(std::int64_t index, std::string_view where, double wait
 
 std::string StallWatch::describe_ranks() const {
   const std::lock_guard lock(state_->mutex);
-  std::string text;
+  std::string absent, waiting;
+  if (state_->mine.kind == kNowhere) return absent;  // this rank hasn't waited long enough to ask
   for (int rank = 0; rank < state_->size; ++rank) {
     const Where& where = rank == rank_ ? state_->mine : state_->seen[static_cast<std::size_t>(rank)];
-    text += cat(rank ? "; rank " : "rank ", rank, ": ");
-    text += where.kind == kNowhere ? std::string("not waiting for anyone: it computes, or is stopped") : cat("waiting in ", where.text);
+    auto& text = where.kind == kNowhere ? absent : waiting;
+    if (!text.empty()) text += "; ";
+    text += cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ", where.text);
   }
-  return text;
+  return cat(absent, absent.empty() ? "" : "; ", waiting);  // first who is missing: messages are handed on cut
 }
 
 }  // namespace unshard::comm

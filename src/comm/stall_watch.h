@@ -34,7 +34,8 @@ class StallWatch {
   void waiting(std::int64_t index, std::string_view where, double waited_s);
   /// The collective has ended. Cheap where nothing was told.
   void leave();
-  /// "rank 0: waiting in step 3, all_gather 'engine.step'; rank 1: not waiting for anyone: it computes, or is stopped"
+  /// "rank 1 waits for nobody: it computes, or is stopped; rank 0: waiting in step 3, all_gather 'engine.step'"; empty where this rank
+  /// hasn't waited for a second yet
   std::string describe_ranks() const;
 
  private:

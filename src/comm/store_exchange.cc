@@ -54,6 +54,14 @@ void StoreExchange::post(const std::string& text) {
 
 bool StoreExchange::present(int rank) const { return store_->check({key(round_, rank)}); }
 
+// A store that fails is most often one whose server ended because of somebody else; who that is may be known a moment later.
+void StoreExchange::say_who_ended() const {
+  for (int attempt = 0; rules_.check && attempt < 20; ++attempt) {
+    rules_.check();
+    std::this_thread::sleep_for(10ms);
+  }
+}
+
 std::string StoreExchange::fetch(int rank) const {
   const auto bytes = store_->get(key(round_, rank));
   return std::string(bytes.begin(), bytes.end());
@@ -74,6 +82,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& mine, std:
   }
   return all;
 } catch (const c10::Error& error) {
+  say_who_ended();
   throw CommError(
       cat("[comm.", where, "] the store (rank 0's, at MASTER_ADDR:MASTER_PORT) fails on rank ", rank_, ": ", first_line(error.what())));
 }
@@ -106,6 +115,7 @@ void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<do
   }
   throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", text));
 } catch (const c10::Error& error) {
+  say_who_ended();
   throw CommError(cat("[comm.check_all_in] ", call, ": the store fails on rank ", rank_, ": ", first_line(error.what())));
 }
 

@@ -35,6 +35,7 @@ class StoreExchange {
   std::string key(std::uint64_t round, int rank) const;
   void post(const std::string& text);
   std::string fetch(int rank) const;
+  void say_who_ended() const;  ///< \throws what the rules' check throws
   bool present(int rank) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -84,7 +84,8 @@ def diagnosed(survivors, victim, latest, phase):
         if o.seconds > latest:
             return f"rank {o.rank} ended after {o.seconds:.1f} s, {o.seconds - latest:.1f} s too late: {o.output[-2500:]}"
         last = o.output.strip().splitlines()[-1]
-        if f"rank {victim}" not in o.output.split("Traceback")[-1] and not (phase == "meet" and "can't meet the others" in o.output):
+        nameless = {"meet": "can't meet the others", "start": "'who takes part'"}.get(phase)      # nobody has told of itself yet
+        if f"rank {victim}" not in o.output.split("Traceback")[-1] and not (nameless and nameless in o.output):
             return f"rank {o.rank} doesn't name rank {victim}: {last[:2500]}"
     return None
 

@@ -1,4 +1,4 @@
-"""The process holds no more than the engine's accounts, and these no more than ZeRO's arithmetic (which test_equality.py checks by kind)."""
+"""The process holds no more than the engine accounts for, and that no more than ZeRO's arithmetic (test_equality.py checks it by kind)."""
 import ctypes
 import gc
 import pathlib
