@@ -154,13 +154,7 @@ class Pool:
 
     def call(self, function, *args, limit=60):
         """Values of all ranks by rank; AssertionError with the first failing rank's words, or when the limit is passed."""
-        outcomes = self.outcomes(function, *args, limit=limit, after_failure=10)
-        bad = [o for o in outcomes if o.code != 0]
-        if bad:
-            first = min(bad, key=lambda o: (o.code is None, o.seconds))
-            what = f"passed the limit of {limit} s" if first.code is None else f"ended with {first.code}"
-            raise AssertionError(f"rank {first.rank} of {self.world} {what}\n{first.output[-6000:]}")
-        return [o.value for o in outcomes]
+        return ranks.values_of(self.outcomes(function, *args, limit=limit, after_failure=10), limit)
 
     def outcomes(self, function, *args, limit=60, after_failure=None, leave_out=()):
         """An Outcome a rank; ranks that are at no end at the limit (or `after_failure` seconds after the first failure) are killed, as are

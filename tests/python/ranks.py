@@ -62,11 +62,16 @@ def run_ranks(world, function, *args, limit=90, env=None, expect_failure=False, 
                     for r, (code, seconds) in enumerate(ended)]
     if expect_failure:
         return outcomes
+    return values_of(outcomes, limit)
+
+
+def values_of(outcomes, limit):
+    """Values of all ranks by rank; AssertionError with the first failing rank's words, or when it passed the limit (seconds)."""
     bad = [o for o in outcomes if o.code != 0]
     if bad:
         first = min(bad, key=lambda o: (o.code is None, o.seconds))
         what = f"passed the limit of {limit} s" if first.code is None else f"ended with {first.code}"
-        raise AssertionError(f"rank {first.rank} of {world} {what}\n{first.output[-6000:]}")
+        raise AssertionError(f"rank {first.rank} of {len(outcomes)} {what}\n{first.output[-6000:]}")
     return [o.value for o in outcomes]
 
 

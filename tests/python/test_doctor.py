@@ -40,7 +40,7 @@ def record(rank, entries, world=2, monotonic=100.0, written=NOW, **more):
 
 
 def frame(file, line, module):
-    return {"file": f"/work/{file}", "line": line, "function": "main", "code": "engine.step()", "module": module}
+    return {"file": f"/job/{file}", "line": line, "function": "main", "code": "engine.step()", "module": module}
 
 
 def steps(count, late=0.0, period=0.1, stay=0.001, slowest=0.0):
@@ -67,9 +67,9 @@ def test_a_rank_that_never_came_is_named_with_its_line_and_its_last_call():
     assert found["difference"]["kind"] == "absent" and found["difference"]["index"] == 5
     first = text.splitlines()[0]
     assert first == "rank 1 never came to collective 5 of world 0: exchange 'step: gradient norm', step 5"
-    assert "rank 1 (host host1, pid 101) is elsewhere: forward at 'blocks.1' of step 3, at /work/train.py:11 in main: engine.step()" in text
+    assert "rank 1 (host host1, pid 101) is elsewhere: forward at 'blocks.1' of step 3, at /job/train.py:11 in main: engine.step()" in text
     assert "its last collective was exchange 'step: gradient norm' of step 4" in text
-    assert "rank 0 (host host0, pid 100) waits in it, for 12.0 s, at /work/train.py:10" in text
+    assert "rank 0 (host host0, pid 100) waits in it, for 12.0 s, at /job/train.py:10" in text
 
 
 def test_a_rank_that_is_a_little_behind_is_not_stuck():
@@ -91,7 +91,7 @@ def test_different_calls_at_one_place_are_named(other):
     theirs = [*steps(5), entry(5, start=99.5, end=None, **other)]
     found, text = look(record(0, mine), record(1, theirs))
     assert found["difference"]["kind"] == "different" and found["difference"]["index"] == 5
-    for words in ("in different calls, at collective 5 of world 0, step 5", "rank 0", "host0", "rank 1", "host1", "/work/train.py:11",
+    for words in ("in different calls, at collective 5 of world 0, step 5", "rank 0", "host0", "rank 1", "host1", "/job/train.py:11",
                   *[str(value) for value in other.values()]):
         assert words in text, text
 
@@ -201,9 +201,9 @@ def test_the_users_line_is_found_among_libraries_and_in_a_look_from_outside():
     inside = [frame("train.py", 1, "__main__"), {**frame("x", 2, "transformers.trainer"), "file": f"{site}/transformers/trainer.py"},
               {**frame("x", 3, "torch.nn.modules.module"), "file": f"{site}/torch/nn/modules/module.py"},
               frame("threading.py", 4, "threading")]
-    assert users_line({"position": {"frames": inside}})["file"] == "/work/train.py"
+    assert users_line({"position": {"frames": inside}})["file"] == "/job/train.py"
     text = ('Thread 0x01 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 9 in wait\n\n'
-            f'Thread 0x02 (most recent call first):\n  File "{site}/torch/x.py", line 3 in f\n  File "/work/train.py", line 7 in main\n')
+            f'Thread 0x02 (most recent call first):\n  File "{site}/torch/x.py", line 3 in f\n  File "/job/train.py", line 7 in main\n')
     assert users_line({"position": {"text": text}})["line"] == 7
     assert users_line({"position": None}) is None
 
