@@ -125,8 +125,9 @@ Exchange make_exchange(int rank, int size, const c10::intrusive_ptr<c10d::Store>
       return comm::exchange_texts(*transport, {"make_communicator", "who takes part", 0}, mine, size);
     };
   }
-  const auto over_store =
-      std::make_shared<comm::StoreExchange>(store, "init", rank, size, comm::StoreRules{options.timeout, options.interrupt_check});
+  comm::StoreRules rules{options.timeout, {}};
+  if (options.interrupt_check) rules.check = [check = options.interrupt_check](std::string_view) { check(); };
+  const auto over_store = std::make_shared<comm::StoreExchange>(store, "init", rank, size, std::move(rules));
   return [over_store](const std::string& mine) { return over_store->all_gather(mine, "init_process_group"); };
 }
 

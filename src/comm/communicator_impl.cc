@@ -115,9 +115,9 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   if (!host_) {
     stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
     if (local_) local_->set_wait_hook([this](const Place& place, double waited_s) { on_waiting(place.op, place.detail, waited_s); });
-    const StoreRules rules{options_.timeout, [this] {
+    const StoreRules rules{options_.timeout, [this](std::string_view place) {
                              if (const auto ended = ended_peer(false); !ended.empty())
-                               throw CommError(cat("[comm] ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
+                               throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
                              if (options_.interrupt_check) options_.interrupt_check();
                              on_waiting("store", {}, 1);
                            }};

@@ -16,19 +16,20 @@ using namespace std::chrono_literals;
 /// Sleeps that grow from 20 us to 2 ms (10 ms after a second), and the check in between.
 class Pause {
  public:
-  explicit Pause(const StoreRules& rules) : rules_(rules) {}
+  Pause(const StoreRules& rules, std::string place) : rules_(rules), place_(std::move(place)) {}
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
   void operator()() {
     std::this_thread::sleep_for(nap_);
     nap_ = std::min(nap_ * 2, seconds() < 1 ? std::chrono::microseconds(2000) : std::chrono::microseconds(10000));
     if (rules_.check && Clock::now() - checked_ > 50ms) {
       checked_ = Clock::now();
-      rules_.check();
+      rules_.check(place_);
     }
   }
 
  private:
   const StoreRules& rules_;
+  const std::string place_;
   const Clock::time_point started_ = Clock::now();
   Clock::time_point checked_ = started_;
   std::chrono::microseconds nap_{20};
@@ -55,9 +56,9 @@ void StoreExchange::post(const std::string& text) {
 bool StoreExchange::present(int rank) const { return store_->check({key(round_, rank)}); }
 
 // A store that fails is most often one whose server ended because of somebody else; who that is may be known a moment later.
-void StoreExchange::say_who_ended() const {
+void StoreExchange::say_who_ended(std::string_view place) const {
   for (int attempt = 0; rules_.check && attempt < 20; ++attempt) {
-    rules_.check();
+    rules_.check(place);
     std::this_thread::sleep_for(10ms);
   }
 }
@@ -70,7 +71,7 @@ std::string StoreExchange::fetch(int rank) const {
 std::vector<std::string> StoreExchange::all_gather(const std::string& mine, std::string_view where) try {
   post(mine);
   std::vector<std::string> all(static_cast<std::size_t>(size_));
-  Pause pause(rules_);
+  Pause pause(rules_, cat("[comm.", where, "]"));
   for (int rank = 0; rank < size_; ++rank) {
     while (!present(rank)) {
       if (pause.seconds() > rules_.timeout.count())
@@ -82,7 +83,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& mine, std:
   }
   return all;
 } catch (const c10::Error& error) {
-  say_who_ended();
+  say_who_ended(cat("[comm.", where, "]"));
   throw CommError(
       cat("[comm.", where, "] the store (rank 0's, at MASTER_ADDR:MASTER_PORT) fails on rank ", rank_, ": ", first_line(error.what())));
 }
@@ -92,7 +93,7 @@ void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<do
   std::vector<bool> came(static_cast<std::size_t>(size_), false);
   came[static_cast<std::size_t>(rank_)] = true;
   last_[static_cast<std::size_t>(rank_)] = call;
-  Pause pause(rules_);
+  Pause pause(rules_, cat("[comm.check_all_in] ", call, ":"));
   for (;;) {
     for (int rank = 0; rank < size_; ++rank) {
       if (came[static_cast<std::size_t>(rank)] || !present(rank)) continue;
@@ -115,7 +116,7 @@ void StoreExchange::check_all_in(std::string_view call, std::chrono::duration<do
   }
   throw CommError(cat("[comm.check_all_in] not every rank came within ", limit.count(), " s: ", text));
 } catch (const c10::Error& error) {
-  say_who_ended();
+  say_who_ended(cat("[comm.check_all_in] ", call, ":"));
   throw CommError(cat("[comm.check_all_in] ", call, ": the store fails on rank ", rank_, ": ", first_line(error.what())));
 }
 

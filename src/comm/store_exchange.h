@@ -16,8 +16,8 @@ namespace unshard::comm {
 
 struct StoreRules {
   std::chrono::duration<double> timeout{1800};
-  /// Called about every 50 ms of waiting; throws to leave.
-  std::function<void()> check;
+  /// Called about every 50 ms of waiting with where that is, "[comm.check_all_in] save(DIR):"; throws to leave.
+  std::function<void(std::string_view place)> check;
 };
 
 class StoreExchange {
@@ -35,7 +35,7 @@ class StoreExchange {
   std::string key(std::uint64_t round, int rank) const;
   void post(const std::string& text);
   std::string fetch(int rank) const;
-  void say_who_ended() const;  ///< \throws what the rules' check throws
+  void say_who_ended(std::string_view place) const;  ///< \throws what the rules' check throws
   bool present(int rank) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;

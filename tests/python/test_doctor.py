@@ -238,7 +238,10 @@ def test_a_record_of_another_run_is_left_out():
 
 def test_nothing_to_look_at_is_said(tmp_path, capsys):
     from unshard.doctor import main
-    assert main([str(tmp_path)]) == 2 and main([str(tmp_path / "none")]) == 2 and main(["4194305"]) == 2 and main([str(os.getpid())]) == 2
+    assert main([str(tmp_path)]) == 2 and main([str(tmp_path / "none")]) == 2 and main(["4194305"]) == 2
+    with subprocess.Popen(["sleep", "60"]) as no_rank:
+        assert main([str(no_rank.pid)]) == 2
+        no_rank.kill()
     said = capsys.readouterr().out
     for words in ("there is no rank<N>.json", "No such file", "there is no process 4194305", "is no rank of an Unshard run"):
         assert words in said, said
