@@ -1,5 +1,5 @@
-"""The command `unshard`: `run` starts ranks, `bench comm` measures between them, `report` describes this machine, `config show` prints a
-resolved configuration."""
+"""The command `unshard`: `run` starts ranks, `timeline` shows what they did when, `bench comm` measures between them, `report` describes
+this machine, `config show` prints a resolved configuration."""
 import argparse
 import sys
 
@@ -15,6 +15,9 @@ def main(argv=None):
     if argv[:1] == ["doctor"]:
         from unshard.doctor import main as doctor
         return doctor(argv[1:])
+    if argv[:1] == ["timeline"]:
+        from unshard.timeline import main as timeline
+        return timeline(argv[1:])
     if argv[:1] == ["report"]:
         from unshard.report import main as report
         return report(argv[1:])
@@ -25,6 +28,7 @@ def main(argv=None):
     bench.add_parser("comm", help="speed and correctness of the collectives between ranks", add_help=False)
     commands.add_parser("doctor", help="where the ranks of a run differ or wait, from what each recorded", add_help=False)
     commands.add_parser("report", help="versions, processor, links, and what is wrong with them", add_help=False)
+    commands.add_parser("timeline", help="merge what the ranks of a run recorded into one trace and one page", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")
     show.add_argument("file", help="a DeepSpeed JSON")

@@ -226,6 +226,17 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         """The module is a plain torch module again and the engine's memory is given back; the engine can't be used after it."""
         self._core.destroy()
         owners.forget(self._names, self)
+        self._finish_timeline()
+
+    def _finish_timeline(self):
+        """After the engine's end: rank 0 puts the ranks' recordings together."""
+        folder = getattr(self._config.unshard, "timeline", "")
+        if not folder or self.__dict__.get("_timeline_finished"):
+            return
+        self._timeline_finished = True
+        if self.global_rank == 0:
+            from unshard.timeline.finish import finish
+            finish(folder, self.world_size, f"engine{self._number}" if self._number else "", _core.log_info)
 
     # ---- compile --------------------------------------------------------------------------------------------------------------------
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):

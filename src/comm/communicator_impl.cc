@@ -95,7 +95,8 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       store_(std::move(parts.store)),
       health_(std::move(parts.health)),
       numbers_(parts.numbers.empty() ? all_ranks(parts.size) : std::move(parts.numbers)),
-      loopback_(parts.loopback) {
+      loopback_(parts.loopback),
+      timeline_(parts.timeline ? std::move(parts.timeline) : std::make_shared<Timeline>()) {
   run_ranks_ = std::move(parts.run_ranks);
   for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
   name_ = std::move(parts.name);
@@ -191,6 +192,7 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
   check_usable(call);
   const bool everyone = op != "send" && op != "recv";
   const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step, everyone);
+  const TimelineSpan span(*timeline_, Lane::collective, op, detail, bytes);
   const Performing performing(everyone ? &performing_ : nullptr, stall_.get());
   try {
     function(call);
@@ -379,6 +381,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.size = static_cast<int>(ranks.size());
     parts.options = options_;
     parts.loopback = loopback_;
+    parts.timeline = timeline_;
     parts.name = cat(name_, " / ", name, " ", children_);
     for (int member : ranks) parts.run_ranks.push_back(run_ranks_[static_cast<std::size_t>(member)]);
     if (store_) parts.store = substore("subgroup", name);

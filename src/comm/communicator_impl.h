@@ -35,6 +35,7 @@ class CommunicatorImpl final : public Communicator {
     bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
     std::string name;                              ///< of a sub-group, in records
     std::vector<int> run_ranks;                    ///< of a sub-group: its members, as ranks of the run
+    std::shared_ptr<Timeline> timeline;            ///< null: one of its own
   };
   /// Collective when local is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
@@ -63,6 +64,7 @@ class CommunicatorImpl final : public Communicator {
   void reset_counts() override;
   FlightRecorder& recorder() override { return recorder_; }
   void set_phase(Phase phase, std::string_view detail) override;
+  Timeline& timeline() override { return *timeline_; }
   const CommOptions& options() const override { return options_; }
   void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
   std::int64_t step() const override { return step_.load(std::memory_order_relaxed); }
@@ -108,6 +110,7 @@ class CommunicatorImpl final : public Communicator {
   std::vector<int> run_ranks_;                   ///< this group's members, as ranks of the run
   std::string name_;
   std::uint64_t record_id_ = 0;
+  const std::shared_ptr<Timeline> timeline_;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;
   std::atomic<std::int64_t> step_{0};

@@ -57,6 +57,10 @@ void apply_environment(Config& config, Origins& origins) {
     config.unshard.run_dir = folder;
     origins["unshard.run_dir"] = "environment UNSHARD_RUN_DIR";
   }
+  if (const char* folder = std::getenv("UNSHARD_TIMELINE"); folder != nullptr && *folder != '\0') {
+    config.unshard.timeline = folder;
+    origins["unshard.timeline"] = "environment UNSHARD_TIMELINE";
+  }
   const char* text = std::getenv("UNSHARD_SHARE_MEMORY");
   if (text == nullptr || *text == '\0') return;
   const std::string value = config::lower_case(text);

@@ -44,6 +44,7 @@ void general_fields(C& c, F&& field) {
   field("unshard.collective_check_s", c.unshard.collective_check_s);
   field("unshard.debug", c.unshard.debug);
   field("unshard.run_dir", c.unshard.run_dir);
+  field("unshard.timeline", c.unshard.timeline);
 }
 
 template <class C, class F>

@@ -176,6 +176,11 @@ Section unshard_section() {
            .initial = R"("")",
            .note = "a folder for what each rank knows when something goes wrong: `unshard doctor` reads it. The environment's "
                    "UNSHARD_RUN_DIR wins"},
+          {.name = "timeline",
+           .kind = string,
+           .initial = R"("")",
+           .note = "a folder: what each rank does when, as traces and as a page (docs/timeline.md). The environment's "
+                   "UNSHARD_TIMELINE wins"},
       }};
 }
 

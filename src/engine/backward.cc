@@ -17,6 +17,13 @@ using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 
+void record(Communicator& comm, Clock::time_point start) {
+  auto& timeline = comm.timeline();
+  if (!timeline.is_on()) return;
+  const auto began = std::chrono::duration_cast<std::chrono::nanoseconds>(start.time_since_epoch()).count();
+  timeline.add(Lane::compute, "backward", {}, -1, began, Timeline::now_ns());
+}
+
 // The engine's own copies are no business of the user's tracers and modes.
 const c10::DispatchKeySet kUserModes({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
                                       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
@@ -51,6 +58,7 @@ void Backward::leave_task(int task) {
   task_scaled_ = false;
   if (scopes_ > 0) return;
   ms_ += ms_since(started_);
+  record(comm_, started_);
   set_phase(comm_, Phase::idle, "after backward");
   if (auto* host = comm_.host()) host->notify();
 }
@@ -102,6 +110,7 @@ Backward::Scope::~Scope() {
     if (--backward_.scopes_ > 0) return;
     backward_.tasks_.clear();
     backward_.ms_ += ms_since(start_);
+    record(backward_.comm_, start_);
   }
   set_phase(backward_.comm_, Phase::idle, "after backward");
   if (auto* host = backward_.comm_.host()) host->notify();

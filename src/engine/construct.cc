@@ -28,7 +28,8 @@ LossScalerOptions scaler_options(const Fp16Config& fp16) {
 std::string settings_line(const Config& config) {
   return cat("settings: stage ", config.zero.stage, ", accumulation ", config.batch.accumulation_steps, ", bucket ",
              config.zero.reduce_bucket_numel, ", persistence ", config.zero.param_persistence_threshold, ", clipping ",
-             config.gradient_clipping, ", overlap ", config.zero.overlap_comm);
+             config.gradient_clipping, ", overlap ", config.zero.overlap_comm, ", timeline ",
+             config.unshard.timeline.empty() ? "off" : "on");
 }
 
 }  // namespace
@@ -67,6 +68,7 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
   apply_schedule();
   refresh_factor();
   hooks.refresh(backward);
+  if (!config.unshard.timeline.empty()) open_timeline();
   set_phase(Phase::idle, "ready");
 }
 
@@ -114,7 +116,12 @@ void Engine::State::set_up_gradients() {
   reducing.ring_bytes = options.gradients.ring_bytes;
   reducing.overlap = config.zero.overlap_comm;
   reducing.before_reduce = options.gradients.before_reduce;
-  auto sink = [sums = gradients.get()](int bucket, const std::vector<at::Tensor>& slices) { sums->add(bucket, slices); };
+  auto sink = [this, sums = gradients.get()](int bucket, const std::vector<at::Tensor>& slices) {
+    const auto& summed = plan.buckets[bucket];
+    const auto bytes = summed.slice_numel * static_cast<std::int64_t>(slices.size() * c10::elementSize(summed.dtype));
+    const TimelineSpan span(comm->timeline(), Lane::bucket, "sum", summed.label, bytes);
+    sums->add(bucket, slices);
+  };
   pipeline = std::make_unique<GradientPipeline>(plan, *gradients, make_reducer(plan, comm, model.device(), std::move(sink), reducing),
                                                 std::move(geometries));
   auto names = model.names_by_id();

@@ -21,7 +21,9 @@ Engine::Engine(const NamedParameters& parameters, const Config& config, std::sha
 
 // No communication here: after an exception the peers may be gone. The store turns what it can back by itself.
 Engine::~Engine() {
-  if (state_) state_->hooks.detach();
+  if (!state_) return;
+  state_->hooks.detach();
+  state_->close_timeline();
 }
 
 void Engine::State::set_phase(Phase phase, std::string_view detail) {
@@ -39,6 +41,7 @@ void Engine::State::refresh_factor() {
 void Engine::begin_forward() {
   auto& s = *state_;
   s.require_alive("forward");
+  s.comm->timeline().begin_first_step();
   s.backward->forget_running();
   s.set_phase(Phase::forward, {});
   s.store->check_storages();
@@ -49,6 +52,10 @@ void Engine::begin_forward() {
 void Engine::end_forward() {
   auto& s = *state_;
   s.forward_ms += ms_since(s.forward_start);
+  if (auto& timeline = s.comm->timeline(); timeline.is_on()) {
+    const auto began = std::chrono::duration_cast<std::chrono::nanoseconds>(s.forward_start.time_since_epoch()).count();
+    timeline.add(Lane::compute, "forward", {}, -1, began, Timeline::now_ns());
+  }
   s.set_phase(Phase::idle, "after forward");
 }
 
@@ -155,6 +162,7 @@ void Engine::destroy() {
   if (s.destroyed) return;
   s.hooks.detach();
   s.store->release_all();
+  s.close_timeline();
   s.destroyed = true;
   s.backward.reset();
   s.pipeline.reset();  // the reducer first: its thread uses the gradients

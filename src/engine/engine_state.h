@@ -72,6 +72,12 @@ struct Engine::State {
   void move_states(c10::Device device);
   void reload();
 
+  // timeline.cc
+  void open_timeline();                       ///< collective
+  void end_timeline_step(std::int64_t step);  ///< collective where the timeline is open
+  void close_timeline();
+  void count_memory();
+
   // save_load.cc
   std::string manifest(const std::string& client_state) const;
   void write_rank_file(const std::string& path);
@@ -112,6 +118,7 @@ struct Engine::State {
   bool step_applied = false, overflowed = false, loss_was_bad = false;
   std::optional<double> grad_norm;
   StepTimes times;
+  bool writes_timeline = false;
   double forward_ms = 0;
   std::chrono::steady_clock::time_point forward_start;
 };

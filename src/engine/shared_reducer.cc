@@ -201,6 +201,7 @@ int SharedReducer::acquire() {
   }
   if (!options_.overlap) return kPrivate;  // nothing is consumed before the drain
   const std::string place = where("waiting for room in the bucket ring");
+  const TimelineSpan span(comm_.timeline(), Lane::reduce, "room in the bucket ring");
   host_.set_phase(Phase::blocked, comm_.step(), place);
   host_.notify();
   int slot = kPrivate;

@@ -47,15 +47,22 @@ void Engine::State::update() {
   Timer whole, timer;
   const at::NoGradGuard no_grad;
   times = {};
+  auto& timeline = comm->timeline();
   comm->set_step(counters.global_steps);
   backward->forget_running();
   reload();  // states that were offloaded between phases
-  check_source();
+  {
+    const TimelineSpan span(timeline, Lane::reduce, "meet the other ranks");
+    check_source();
+  }
   hooks.refresh(backward);
   hooks.collect(*backward);
   set_phase(Phase::reducing, "step");
   const auto facts = drain_and_agree();  // first: while a rank waits here, it reduces
-  refresh_masters(store->settle());
+  {
+    const TimelineSpan span(timeline, Lane::update, "settle values written");
+    refresh_masters(store->settle());
+  }
   times.reduce_wait_ms = timer.lap();
 
   set_phase(Phase::updating, "step");
@@ -68,10 +75,16 @@ void Engine::State::update() {
     ++counters.skipped_steps;
   } else {
     const auto items = update_items(facts.present);
-    optimizer->step(items, groups, {scale * clip_factor(*grad_norm, config.gradient_clipping)});
+    {
+      const TimelineSpan span(timeline, Lane::update, "optimizer");
+      optimizer->step(items, groups, {scale * clip_factor(*grad_norm, config.gradient_clipping)});
+    }
     times.update_ms = timer.lap();
     set_phase(Phase::publishing, "step");
-    publish(facts.present);
+    {
+      const TimelineSpan span(timeline, Lane::update, "publish");
+      publish(facts.present);
+    }
     times.publish_ms = timer.lap();
     ++counters.applied_updates;
     step_applied = true;
@@ -88,6 +101,7 @@ void Engine::State::update() {
   times.forward_ms = std::exchange(forward_ms, 0.0);
   times.backward_ms = backward->take_ms();
   times.step_ms = whole.lap();
+  end_timeline_step(counters.global_steps - 1);
   set_phase(Phase::idle, "after step");
 }
 
@@ -118,7 +132,11 @@ GradientFacts Engine::State::own_facts() {
 }
 
 AgreedFacts Engine::State::drain_and_agree() {
-  pipeline->drain(*comm);
+  {
+    const TimelineSpan span(comm->timeline(), Lane::reduce, "drain");
+    pipeline->drain(*comm);
+  }
+  const TimelineSpan span(comm->timeline(), Lane::reduce, "agree on the norm");
   return agree_on_gradients(*comm, own_facts(), pipeline->present());
 }
 

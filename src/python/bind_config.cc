@@ -61,7 +61,8 @@ void bind_sections(py::module_& module) {
       .def_readwrite("timeout_s", &UnshardConfig::timeout_s)
       .def_readwrite("collective_check_s", &UnshardConfig::collective_check_s)
       .def_readwrite("debug", &UnshardConfig::debug)
-      .def_readwrite("run_dir", &UnshardConfig::run_dir);
+      .def_readwrite("run_dir", &UnshardConfig::run_dir)
+      .def_readwrite("timeline", &UnshardConfig::timeline);
 }
 
 }  // namespace

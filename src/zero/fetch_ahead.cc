@@ -4,6 +4,7 @@
 
 #include "unshard/core/error.h"
 #include "unshard/core/log.h"
+#include "zero/gather_span.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
 
@@ -57,6 +58,7 @@ void run_fetch_ahead(StoreState& state) {
     lock.unlock();
     bool arrived = !claimed.empty();
     try {
+      const GatherSpan span(state.comm->timeline(), Lane::prefetch, "fetch ahead", claimed);
       if (arrived) state.pull(claimed, /*held=*/false);
     } catch (const std::exception&) {
       arrived = false;  // the touch that needs the parameter fetches it itself and reports

@@ -8,6 +8,7 @@
 
 #include "unshard/core/error.h"
 #include "unshard/core/log.h"
+#include "zero/gather_span.h"
 #include "zero/phase_scope.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
@@ -139,6 +140,7 @@ void StoreState::pull(const std::vector<Entry*>& claimed, bool held) {
 
 void StoreState::bring_in(const std::vector<Entry*>& wanted) {
   const auto started = Clock::now();
+  const GatherSpan span(comm->timeline(), Lane::gather, "wait", wanted);
   std::vector<Entry*> rest = wanted, held;
   bool patient = false;
   {

@@ -1,4 +1,5 @@
 // Private shards: fetching ahead along the trace, on a thread of its own.
+#include "zero/gather_span.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
 
@@ -10,6 +11,7 @@ void fetch_batch(StoreState& state, const std::vector<Entry*>& batch) {
   std::vector<at::DataPtr> copies;
   std::vector<std::byte*> to;
   bool arrived = true;
+  const GatherSpan span(state.comm->timeline(), Lane::prefetch, "fetch ahead", batch);
   try {
     for (const auto* entry : batch) to.push_back(static_cast<std::byte*>(copies.emplace_back(state.allocate(*entry)).get()));
     state.load_whole(batch, to);

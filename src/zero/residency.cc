@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "unshard/core/error.h"
+#include "zero/gather_span.h"
 #include "zero/key.h"
 #include "zero/phase_scope.h"
 #include "zero/raw_tensor.h"
@@ -86,6 +87,7 @@ void StoreState::begin_fill(Entry& entry) {
   live_numel += entry.info.layout.numel;
   live_bytes += static_cast<std::int64_t>(entry.whole_bytes());
   peak_live_bytes = std::max(peak_live_bytes, live_bytes);
+  comm->timeline().count("gathered parameters", live_bytes);
 }
 
 void StoreState::fail_fill(Entry& entry) {
@@ -93,6 +95,7 @@ void StoreState::fail_fill(Entry& entry) {
   live[static_cast<std::size_t>(entry.info.id)] = 0;
   live_numel -= entry.info.layout.numel;
   live_bytes -= static_cast<std::int64_t>(entry.whole_bytes());
+  comm->timeline().count("gathered parameters", live_bytes);
   filled.notify_all();
 }
 
@@ -137,7 +140,7 @@ namespace {
 // Time that somebody waits for bytes of other ranks.
 class Waiting {
  public:
-  explicit Waiting(StoreState& state) : state_(state) {}
+  Waiting(StoreState& state, Entry& entry) : state_(state), span_(state.comm->timeline(), Lane::gather, "wait", {&entry}) {}
   ~Waiting() { state_.wait_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - started_).count(); }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
@@ -145,6 +148,7 @@ class Waiting {
  private:
   StoreState& state_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  const GatherSpan span_;
 };
 
 // Lock held on entry and exit, not in between. at_rest -> gathered or written.
@@ -154,7 +158,7 @@ void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::
   at::DataPtr copy;
   try {
     std::optional<Waiting> waiting;
-    if (!entry.home) waiting.emplace(state);
+    if (!entry.home) waiting.emplace(state, entry);
     copy = state.allocate(entry);
     if (access != Access::overwrite) state.load_whole({&entry}, {static_cast<std::byte*>(copy.get())});
   } catch (...) {
@@ -194,7 +198,7 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
   std::unique_lock lock(state.mutex);
   for (;;) {
     if (entry.residence == Residence::filling) {
-      const Waiting waiting(state);
+      const Waiting waiting(state, entry);
       state.filled.wait(lock);
     } else if ((!writes || in_place || entry.residence != Residence::at_rest) && is_available(state, entry)) {
       break;
@@ -325,6 +329,7 @@ void StoreState::pin_all(const std::vector<int>& ids) {
     const Unobserved quiet;
     std::vector<at::DataPtr> copies;
     std::vector<std::byte*> to;
+    const GatherSpan span(comm->timeline(), Lane::gather, "wait", fetched);
     try {
       for (const auto* entry : fetched) to.push_back(static_cast<std::byte*>(copies.emplace_back(allocate(*entry)).get()));
       load_whole(fetched, to);

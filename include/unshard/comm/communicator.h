@@ -13,6 +13,7 @@
 
 #include "unshard/comm/flight_recorder.h"
 #include "unshard/comm/host_group.h"
+#include "unshard/core/timeline.h"
 
 namespace at {
 class Tensor;
@@ -102,6 +103,8 @@ class Communicator {
   virtual FlightRecorder& recorder() = 0;
   /// What this rank does now: for its peers' error messages and waits where memory is shared, and for records. Costs tens of ns.
   virtual void set_phase(Phase phase, std::string_view detail) = 0;
+  /// What this rank does when, off until an engine opens it. Sub-groups record into their parent's.
+  virtual Timeline& timeline() = 0;
   virtual const CommOptions& options() const = 0;
   /// The training step, for messages and records.
   virtual void set_step(std::int64_t step) = 0;

@@ -88,6 +88,8 @@ struct UnshardConfig {
   bool debug = false;
   /// A folder for every rank's record (see comm/run_record.h). JSON `run_dir`, environment UNSHARD_RUN_DIR.
   std::string run_dir;
+  /// A folder for what each rank did when (see core/timeline.h); empty: not recorded. JSON `timeline`, environment UNSHARD_TIMELINE.
+  std::string timeline;
 };
 
 /// Facts about the world and the caller that resolution needs.

@@ -48,6 +48,8 @@ struct EngineOptions {
   /// Called at agreed points to find parameters the module has now (new Parameter objects); null: not checked.
   std::function<NamedParameters()> source;
   std::int64_t hidden_size = 0;  ///< for "auto" values; 0: estimated
+  /// Tells several engines of a process apart, in the names of files (timeline); equal on all ranks.
+  std::string name;
   GradientTuning gradients;
 };
 
@@ -135,6 +137,8 @@ class Engine {
 
   MemoryReport memory() const;
   StepTimes times() const;
+  /// The timeline's file is complete; nothing more is recorded. destroy() and the destructor do it too. Not collective.
+  void close_timeline();
   /// Rows "parameter dtype, gradient accumulation, communication, master, states" for people.
   std::string dtype_table() const;
 

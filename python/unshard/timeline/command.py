@@ -1,0 +1,19 @@
+"""`unshard timeline DIR`."""
+import argparse
+import sys
+
+from unshard.timeline.files import TimelineError
+from unshard.timeline.merge import write_outputs
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="unshard timeline", description="Merge what the ranks of a run recorded: DIR/trace.json for "
+                                     "Perfetto (ui.perfetto.dev) or chrome://tracing, and DIR/timeline.html for any browser.")
+    parser.add_argument("folder", metavar="DIR", help="with the rank<N>.json of a run with --timeline; of all hosts, copied together")
+    try:
+        for path in write_outputs(parser.parse_args(argv).folder):
+            print(path)
+    except (TimelineError, OSError) as error:
+        print(f"unshard timeline: {error}", file=sys.stderr)
+        return 1
+    return 0

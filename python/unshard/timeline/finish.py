@@ -1,0 +1,42 @@
+"""At the end of a run rank 0 merges what all ranks wrote, where the files are on one file system."""
+import pathlib
+import time
+
+from unshard.timeline.files import TimelineError
+from unshard.timeline.merge import write_outputs
+
+_PATIENCE_S = 10                  # for the other ranks to close their files
+_MOST_BYTES = 100e6               # more is merged on demand only: it takes longer than anybody wants to wait at the end of a run
+_CLOSED = b'"closed": true'
+
+
+def finish(folder, world_size, engine, say):
+    """Rank 0, after its own file is closed. `say`: shows a line to the user. Never raises: a run doesn't fail over its timeline."""
+    folder, suffix = pathlib.Path(folder), f".{engine}" if engine else ""
+    files = [folder / f"rank{rank}{suffix}.json" for rank in range(world_size)]
+    by_hand = f"`unshard timeline {folder}` makes one trace and one page of it"
+    try:
+        missing = [rank for rank, file in enumerate(files) if not file.exists()]
+        if missing:
+            say(f"timeline: the files of rank {', '.join(map(str, missing))} aren't in {folder} on this host; with all of them there "
+                f"{by_hand}")
+        elif sum(file.stat().st_size for file in files) > _MOST_BYTES:
+            say(f"timeline: {folder} holds much; {by_hand}")
+        else:
+            _wait(files)
+            written = write_outputs(folder, engine)
+            say("timeline: " + ", ".join(map(str, written)))
+    except (TimelineError, OSError) as error:
+        say(f"timeline: not merged: {error}; {by_hand}")
+
+
+def _wait(files):
+    deadline = time.monotonic() + _PATIENCE_S
+    while not all(_is_closed(file) for file in files) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _is_closed(file):
+    with open(file, "rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 65536))
+        return _CLOSED in stream.read()

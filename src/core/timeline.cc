@@ -1,0 +1,166 @@
+#include "unshard/core/timeline.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/event_queue.h"
+#include "core/trace_file.h"
+#include "unshard/core/error.h"
+#include "unshard/core/log.h"
+
+namespace unshard {
+namespace {
+
+constexpr std::array<std::string_view, kLanes> kLaneNames = {"step",   "compute", "gather",     "prefetch", "reduce",
+                                                             "bucket", "update",  "collective", "other"};
+constexpr std::int64_t kEverySteps = 100, kFlushSteps = 10;
+
+std::int32_t this_thread() {
+  thread_local const auto id = static_cast<std::int32_t>(gettid());
+  return id;
+}
+
+// A text that is too long keeps its end, where parameter names differ, and stays valid UTF-8.
+template <std::size_t kSize>
+void copy_text(char (&to)[kSize], std::string_view from) {
+  constexpr std::string_view kCut = "..";
+  std::size_t used = 0;
+  if (from.size() > kSize - 1) {
+    from.remove_prefix(from.size() - (kSize - 1 - kCut.size()));
+    while (!from.empty() && (static_cast<unsigned char>(from.front()) & 0xC0U) == 0x80U) from.remove_prefix(1);
+    std::memcpy(to, kCut.data(), used = kCut.size());
+  }
+  std::memcpy(to + used, from.data(), from.size());
+  to[used + from.size()] = '\0';
+}
+
+/// Of the steps since the start, counted from 0: 100, then every 10th up to 1,000, every 100th up to 10,000, ...
+bool is_recorded(std::int64_t step) {
+  std::int64_t every = 1;
+  for (auto limit = kEverySteps; step >= limit; limit *= 10) every *= 10;
+  return step % every == 0;
+}
+
+}  // namespace
+
+std::string_view lane_name(Lane lane) { return kLaneNames[static_cast<std::size_t>(lane)]; }
+
+struct Timeline::State {
+  explicit State(std::size_t capacity) : queue(capacity) {}
+
+  EventQueue<TimelineEvent> queue;
+  std::optional<TraceFile> file;
+  int rank = 0;
+  std::int64_t step_begin_ns = 0;
+  std::int64_t steps = 0;     ///< ended since the start
+  std::int64_t recorded = 0;  ///< of these
+  bool begun = false;         ///< the first of them
+  bool last_recorded = false;
+};
+
+Timeline::Timeline() = default;
+Timeline::~Timeline() {
+  close();
+  delete state_.load();
+}
+
+bool Timeline::is_open() const {
+  const auto* state = state_.load(std::memory_order_acquire);
+  return state != nullptr && state->file.has_value();
+}
+
+void Timeline::add(Lane lane, std::string_view name, std::string_view detail, std::int64_t bytes, std::int64_t begin_ns,
+                   std::int64_t end_ns) {
+  auto* state = state_.load(std::memory_order_acquire);
+  if (state == nullptr) return;
+  state->queue.push([&](TimelineEvent& event) {
+    event.begin_ns = begin_ns, event.end_ns = std::max(begin_ns, end_ns), event.number = bytes;
+    event.thread = this_thread(), event.lane = lane;
+    copy_text(event.name, name);
+    copy_text(event.detail, detail);
+  });
+}
+
+void Timeline::count(std::string_view counter, std::int64_t value) {
+  if (!is_on()) return;
+  state_.load(std::memory_order_acquire)->queue.push([&](TimelineEvent& event) {
+    event.begin_ns = now_ns(), event.end_ns = TimelineEvent::kCounter, event.number = value;
+    event.thread = this_thread(), event.lane = Lane::other;
+    copy_text(event.name, counter);
+    event.detail[0] = '\0';
+  });
+}
+
+void Timeline::open(const TimelineOptions& options) {
+  auto* state = state_.load();
+  require(state == nullptr || !state->file, "[timeline] '", options.directory, "' can't be opened: this group writes a timeline already");
+  if (state == nullptr) state = new State(options.capacity);  // kept until the end: a thread may be late
+  state_.store(state, std::memory_order_release);
+  state->queue.drain([](const TimelineEvent&) {});
+  state->file.emplace(options, this_thread());
+  state->rank = options.rank;
+  state->steps = state->recorded = 0;
+  state->begun = false;
+  state->step_begin_ns = now_ns();
+  on_.store(true, std::memory_order_release);
+}
+
+void Timeline::set_clock(const ClockReading& reading) {
+  if (is_open()) state_.load()->file->set_clock(reading);
+}
+
+void Timeline::begin_first_step() {
+  if (auto* state = state_.load(); is_on() && !std::exchange(state->begun, true)) state->step_begin_ns = now_ns();
+}
+
+void Timeline::end_step(std::int64_t step) {
+  if (!is_open()) return;
+  auto& state = *state_.load();
+  const auto now = now_ns();
+  state.last_recorded = is_on();
+  if (state.last_recorded) {
+    add(Lane::step, cat("step ", step), {}, step, state.step_begin_ns, now);
+    ++state.recorded;
+  }
+  ++state.steps;
+  state.begun = true;
+  state.step_begin_ns = now;
+}
+
+bool Timeline::is_flush_step() const {
+  if (!is_open()) return false;
+  const auto& state = *state_.load();
+  return state.last_recorded && (state.recorded == 1 || state.recorded % kFlushSteps == 0);
+}
+
+void Timeline::begin_step() {
+  if (!is_open()) return;
+  auto& state = *state_.load();
+  if (state.queue.size() > state.queue.capacity() / 4) flush();
+  if (is_open()) on_.store(is_recorded(state.steps), std::memory_order_relaxed);
+}
+
+void Timeline::flush() { write(/*closed=*/false); }
+
+void Timeline::write(bool closed) {
+  if (!is_open()) return;
+  auto& state = *state_.load();
+  state.queue.drain([&](const TimelineEvent& event) { state.file->add(event); });
+  if (state.file->write(state.queue.dropped(), closed)) return;
+  log_warning(state.rank, cat("[timeline] '", state.file->path(), "' can't be written: ", std::strerror(errno), "; recording ends"));
+  on_.store(false);
+  state.file.reset();
+}
+
+void Timeline::close() {
+  on_.store(false);
+  write(/*closed=*/true);
+  if (is_open()) state_.load()->file.reset();
+}
+
+}  // namespace unshard

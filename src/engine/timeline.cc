@@ -1,0 +1,102 @@
+// The engine's part of the timeline: opening it, memory counters, and the clock against rank 0's. Spans are recorded where things happen.
+#include "unshard/core/timeline.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "comm/clock_offset.h"
+#include "engine_state.h"
+#include "unshard/core/error.h"
+
+namespace unshard {
+namespace {
+
+std::string host_label(const Communicator& comm) {
+  if (!comm.options().host_name.empty()) return comm.options().host_name;
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// Of the process, in bytes.
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t whole = 0, resident = 0;
+  file >> whole >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+/// As resident_bytes(), with shared memory divided among those that map it. Milliseconds for a large process.
+std::int64_t proportional_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string word;
+  while (file >> word) {
+    std::int64_t kib = 0;
+    if (word == "Pss:" && file >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void Engine::State::open_timeline() {
+  auto& timeline = comm->timeline();
+  std::string error;
+  if (timeline.is_open()) return;  // another engine's over the same group: this one's spans are there too
+  TimelineOptions opening;
+  opening.directory = config.unshard.timeline;
+  opening.name = options.name;
+  opening.host = host_label(*comm);
+  opening.rank = comm->rank();
+  opening.world_size = comm->world_size();
+  opening.run = comm->all_gather_strings(cat(Timeline::now_ns(), '-', ::getpid())).front();
+  try {
+    timeline.open(opening);
+  } catch (const std::invalid_argument& failure) {
+    error = failure.what();
+  }
+  agree_no_error(*comm, error, "engine: opening the timeline");
+  writes_timeline = true;
+  timeline.set_clock(read_clock_offset(*comm));
+  count_memory();
+  timeline.flush();
+}
+
+void Engine::State::count_memory() {
+  auto& timeline = comm->timeline();
+  if (!timeline.is_on()) return;
+  const auto at_rest = store->bytes();
+  timeline.count("parameters at rest", at_rest.parameters);
+  timeline.count("gathered parameters", store->stats().live_bytes);
+  timeline.count("gradients", gradients->bytes() + pipeline->reducer().bytes());
+  timeline.count("optimizer", masters->bytes() + (optimizer ? optimizer->state_bytes() : 0));
+  timeline.count("process (RSS)", resident_bytes());
+}
+
+// All ranks are here, and agree about which steps are recorded.
+void Engine::State::end_timeline_step(std::int64_t step) {
+  if (!writes_timeline) return;
+  auto& timeline = comm->timeline();
+  count_memory();
+  timeline.end_step(step);
+  if (timeline.is_flush_step()) {
+    const TimelineSpan span(timeline, Lane::other, "timeline: clock, file");
+    timeline.count("process (PSS)", proportional_bytes());
+    timeline.set_clock(read_clock_offset(*comm));
+    timeline.flush();
+  }
+  timeline.begin_step();
+}
+
+void Engine::State::close_timeline() {
+  if (writes_timeline) comm->timeline().close();
+  writes_timeline = false;
+}
+
+void Engine::close_timeline() { state_->close_timeline(); }
+
+}  // namespace unshard
