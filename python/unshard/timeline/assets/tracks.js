@@ -54,7 +54,7 @@ function drawAxis(context, width, height, view) {
     context.lineTo(x, height);
     context.stroke();
     const inUnit = unit >= 1e6 ? (time / 1e6).toFixed(unit % 1e6 ? 1 : 0) + " s" : +(time / 1e3).toFixed(3) + " ms";
-    context.fillText(inUnit, x + 3, axisHeight / 2);
+    if (x + 3 + context.measureText(inUnit).width <= width) context.fillText(inUnit, x + 3, axisHeight / 2);
   }
 }
 
