@@ -63,7 +63,9 @@ def play(zygote, scenario, folder):
     if kind == "stop" and watch.stopped_at is None:
         return f"rank {victim} never stopped: {outcomes[victim].output[-1500:]}"
     struck = outcomes[victim].seconds if kind == "kill" else watch.stopped_at - begin
-    waits = faults.TIMEOUT_S if kind == "stop" or scenario["phase"] == "meet" else 0          # who never joined can't be seen to have gone
+    waits = faults.TIMEOUT_S if kind == "stop" else 0
+    if scenario["phase"] == "meet":                              # torch's part: who never joined is waited for, by one connection at a time
+        waits = faults.TIMEOUT_S * len(hosts)
     return diagnosed([o for o in outcomes if o.rank != victim], victim, struck + waits + GRACE_S, scenario["phase"])
 
 
