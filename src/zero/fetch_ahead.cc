@@ -1,5 +1,6 @@
 // Several hosts: following the plan. What it foresees is fetched ahead of the touches, by threads of all ranks of the host together.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "unshard/core/error.h"
@@ -24,11 +25,12 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
       Entry& entry = *state.entries[static_cast<std::size_t>(id)];
       if (entry.elsewhere_numel == 0 || entry.unfenced.load()) continue;
       Presence before{};
+      bool spared = false;
       if (!copy.claim(id, &before)) continue;
       std::int64_t needed = INT64_MAX;
       for (const auto position : positions) needed = std::min(needed, state.trace.distance_from(position, id));
-      if (before == Presence::stale || state.make_host_room(entry.elsewhere_numel, entry.elsewhere_bytes(), state.options.max_live_numel,
-                                                            needed, /*spare_slower=*/true)) {
+      if (before == Presence::stale ||
+          state.make_host_room(entry.elsewhere_numel, entry.elsewhere_bytes(), state.options.max_live_numel, needed, &spared)) {
         claimed.push_back(&entry);
         continue;
       }
@@ -116,14 +118,19 @@ static void let_go_as_planned(StoreState& state, int id) {
   Entry& entry = *state.entries[static_cast<std::size_t>(id)];
   if (plan.keeps_all || entry.elsewhere_numel == 0 || state.host_copy->users(id) > 0) return;
   const auto positions = state.follower->positions();
-  const auto use = state.trace.last_use_before(*std::min_element(positions.begin(), positions.end()), id);
-  if (use < plan.release_after.size() && plan.release_after[use]) state.let_memory_go(entry);
+  const auto use = state.trace.last_use_before(state.trace.position(), id);
+  const bool passed = use < *std::min_element(positions.begin(), positions.end());
+  if (passed && use < plan.release_after.size() && plan.release_after[use]) state.let_memory_go(entry);
 }
 
 void StoreState::follow_plan(Entry& entry) {
   const int id = entry.info.id;
   if (id == last_touched || inference) return;
   const int before = std::exchange(last_touched, id);
+  const auto now = std::chrono::steady_clock::now();
+  if (before >= 0) longest_now = std::max<std::chrono::nanoseconds>(longest_now, now - touched_at);
+  longest_pause = std::max(longest_pause, longest_now);
+  touched_at = now;
   const bool expected = trace.advance(id);
   follower->moved(trace.position());
   if (host_copy->progress_waiters().load() > 0) host_copy->notify();
@@ -144,7 +151,7 @@ void StoreState::begin_turn() {
   report_divergence(*this, recorded && settled && !settled_trace.equal);
   trace.begin_step();
   last_touched = -1;
-  impatient = false;
+  longest_pause = std::exchange(longest_now, std::chrono::nanoseconds(0));
   if (fresh) {
     std::vector<PlanParameter> parameters;
     for (const auto& entry : entries) parameters.push_back({entry->info.layout.numel, entry->elsewhere_numel, entry->elsewhere_bytes()});

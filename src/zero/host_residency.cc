@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMessageBytes = 8 << 20;  // parameters that are claimed at once; the rest is left to other ranks meanwhile
-constexpr auto kPatience = std::chrono::milliseconds(50);
+constexpr std::chrono::nanoseconds kLeastPatience = std::chrono::milliseconds(20), kMostPatience = std::chrono::seconds(2);
 
 // Pages that lie in other hosts' pieces alone go back to the system. \return whether it took them.
 bool punch(const StoreState& state, const Entry& entry) {
@@ -41,7 +41,7 @@ struct Pass {
 };
 
 // Takes what is present, claims what is absent up to a message's size, leaves the rest for later. No lock held.
-Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted, bool patient) {
+Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
   Pass pass;
   auto& copy = *state.host_copy;
   std::int64_t bytes = 0;
@@ -59,10 +59,11 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted, bool patie
     bool room = before == Presence::stale;
     if (!room) {
       const std::lock_guard lock(state.mutex);
+      bool spared = false;
       const auto limit = state.inference ? INT64_MAX : state.options.max_live_numel;
       const bool others_fetch = copy.fetching_ahead().load() > 0;  // asked first: what ends meanwhile can be let go
-      room = state.make_host_room(entry->elsewhere_numel, entry->elsewhere_bytes(), limit, -1, patient);
-      if (!room && !patient && !others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
+      room = state.make_host_room(entry->elsewhere_numel, entry->elsewhere_bytes(), limit, -1, state.spares_slower() ? &spared : nullptr);
+      if (!room && !spared && !others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
     }
     if (room) {
       pass.claimed.push_back(entry);
@@ -77,15 +78,17 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted, bool patie
 }
 
 // [Note: patience] A rank that runs ahead of another one of its host, both in the agreed plan, would throw out what the slower one is about
-// to use, and both would fetch it again and again. It waits for the slower one instead, but not for long: that one may be waiting for us in
-// a collective of the user's, or have ended early. Fetches ahead are always waited for: they end by themselves.
-void wait_for_room(StoreState& state, bool& patient) {
+// to use, and both would fetch it again and again. It waits for the slower one instead, at most a few times as long as touches lie apart:
+// that one may be waiting for us in a collective of the user's, or have ended early. When that was in vain nothing is spared until somebody
+// moves. Fetches ahead are always waited for: they end by themselves.
+void wait_for_room(StoreState& state) {
   auto& copy = *state.host_copy;
-  const auto deadline = Clock::now() + kPatience;
   std::uint64_t progress = 0;
+  auto deadline = Clock::now();
   {
     const std::lock_guard lock(state.mutex);
     progress = state.follower->others_progress();
+    deadline += std::clamp(4 * state.longest_pause, kLeastPatience, kMostPatience);
   }
   const auto fetching = copy.fetching_ahead().load();
   copy.progress_waiters().fetch_add(1);
@@ -101,11 +104,9 @@ void wait_for_room(StoreState& state, bool& patient) {
     throw;
   }
   copy.progress_waiters().fetch_sub(1);
-  if (fetching == 0 && Clock::now() > deadline) {
-    patient = false;
-    const std::lock_guard lock(state.mutex);
-    state.impatient = true;
-  }
+  if (fetching > 0) return;
+  const std::lock_guard lock(state.mutex);
+  if (state.follower->others_progress() == progress) state.impatient_at = progress;
 }
 
 }  // namespace
@@ -142,20 +143,15 @@ void StoreState::bring_in(const std::vector<Entry*>& wanted) {
   const auto started = Clock::now();
   const GatherSpan span(comm->timeline(), Lane::gather, "wait", wanted);
   std::vector<Entry*> rest = wanted, held;
-  bool patient = false;
-  {
-    const std::lock_guard lock(mutex);
-    patient = follower->agreed() && host_copy->local_ranks() > 1 && !impatient;
-  }
   try {
     while (!rest.empty()) {
-      auto pass = claim_some(*this, rest, patient);
+      auto pass = claim_some(*this, rest);
       held.insert(held.end(), pass.held.begin(), pass.held.end());
       if (!pass.claimed.empty()) {
         pull(pass.claimed, /*held=*/true);
         held.insert(held.end(), pass.claimed.begin(), pass.claimed.end());
       } else if (pass.no_room) {
-        wait_for_room(*this, patient);
+        wait_for_room(*this);
       } else if (!pass.later.empty()) {
         host_copy->wait_while_busy(pass.later.front()->info.id, pass.later.front()->info.name);
       }
@@ -198,7 +194,7 @@ std::int64_t distance_on_host(const StoreState& state, const PlanFollower::Posit
 }  // namespace
 
 // Unused parameters leave, those needed last first, as long as none is needed within `beyond` elements.
-bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool spare_slower) {
+bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool* spared) {
   const auto take = [&] { return host_copy->take_room(numel, bytes, limit); };
   if (take()) return true;
   const auto positions = follower->positions();
@@ -214,7 +210,10 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
       const auto distance = distance_on_host(*this, positions, id);
       if (distance <= beyond) continue;
       const auto last_use = trace.last_use_before(trace.position(), id);
-      if (spare_slower && last_use != SIZE_MAX && last_use >= slowest) continue;  // a slower rank has that use before it
+      if (spared && last_use != SIZE_MAX && last_use >= slowest) {  // a slower rank has that use before it
+        *spared = true;
+        continue;
+      }
       candidates.emplace_back(distance, entry.get());
     }
   }
@@ -227,7 +226,12 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
 
 void StoreState::shrink_to_budget() {
   if (inference || host_copy->live_numel() <= options.max_live_numel) return;
-  make_host_room(0, 0, options.max_live_numel, -1, /*spare_slower=*/false);
+  bool spared = false;
+  make_host_room(0, 0, options.max_live_numel, -1, spares_slower() ? &spared : nullptr);
+}
+
+bool StoreState::spares_slower() {
+  return follower->agreed() && host_copy->local_ranks() > 1 && follower->others_progress() != impatient_at;
 }
 
 void StoreState::refresh_held(const std::vector<int>& ids) {

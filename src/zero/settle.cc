@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "unshard/core/error.h"
 #include "unshard/core/log.h"
@@ -60,6 +61,16 @@ void compare_traces(StoreState& state, const std::vector<Bitmap>& all) {
   constexpr auto bytes = static_cast<std::ptrdiff_t>(sizeof state.settled_trace.hash);
   state.settled_trace.equal = std::all_of(
       all.begin(), all.end(), [&](const Bitmap& bitmap) { return std::equal(bitmap.end() - bytes, bitmap.end(), all[0].end() - bytes); });
+}
+
+// What peers pulled from this rank since the last agreed point. Here, and not when it is sent: counts are read without a lock.
+void count_pulls(StoreState& state) {
+  if (!state.service) return;
+  const auto sent = state.service->bytes_sent();
+  const auto fresh = sent - std::exchange(state.counted_sent, sent);
+  if (fresh == 0) return;
+  state.comm->add_count("parameter_pull", fresh);
+  if (state.hosted) state.comm->add_count(kHostLink, fresh);
 }
 
 // One line for all parameters that only some ranks wrote.
@@ -162,6 +173,7 @@ std::vector<int> StoreState::settle() {
   const auto all = exchange_bitmaps(*this, mine);
   if (follower) compare_traces(*this, all);
   mark_fenced();
+  count_pulls(*this);
   std::vector<int> changed;
   for (const auto& entry : entries) {
     if (std::any_of(all.begin(), all.end(), [&](const Bitmap& bitmap) { return has(bitmap, entry->info.id); }))

@@ -51,14 +51,14 @@ struct ShardServer::Connection {
   std::optional<Clock::time_point> postponed;  // since when the first request in `input` waits for a parameter to be added
 
   bool wants_to_send() const { return !greeting.empty() || !replies.empty(); }
-  void receive(const ShardServer& server);
-  void understand(const ShardServer& server);
+  void receive(ShardServer& server);
+  void understand(ShardServer& server);
   std::optional<Reply> answer(const ShardServer& server, const std::byte* wanted, std::size_t count) const;
   void send();
   void advance(std::size_t sent);
 };
 
-void ShardServer::Connection::receive(const ShardServer& server) {
+void ShardServer::Connection::receive(ShardServer& server) {
   const std::size_t had = input.size();
   input.resize(had + kReadBytes);
   const ssize_t got = ::recv(socket.get(), input.data() + had, kReadBytes, 0);
@@ -70,7 +70,7 @@ void ShardServer::Connection::receive(const ShardServer& server) {
   understand(server);
 }
 
-void ShardServer::Connection::understand(const ShardServer& server) {
+void ShardServer::Connection::understand(ShardServer& server) {
   std::size_t used = 0;
   if (state == State::greeting) {
     if (input.size() < sizeof(wire::Hello)) return;
@@ -100,6 +100,7 @@ void ShardServer::Connection::understand(const ShardServer& server) {
       break;
     }
     postponed.reset();
+    if (!reply->header.failed) server.bytes_sent_.fetch_add(static_cast<std::int64_t>(reply->header.bytes), std::memory_order_relaxed);
     replies.push_back(*std::move(reply));
     used += bytes;
   }

@@ -36,6 +36,7 @@ class TcpShardService final : public ShardService {
                   const std::vector<int>& nearby);
   void fetch(const std::vector<Request>& requests) override;
   std::int64_t bytes_received() const override { return bytes_received_.load(std::memory_order_relaxed); }
+  std::int64_t bytes_sent() const override { return server_->bytes_sent(); }
 
  private:
   std::unique_ptr<Lane> take_lane();
@@ -191,6 +192,7 @@ class NoPeersService final : public ShardService {
  public:
   void fetch(const std::vector<Request>&) override {}
   std::int64_t bytes_received() const override { return 0; }
+  std::int64_t bytes_sent() const override { return 0; }
 };
 
 }  // namespace

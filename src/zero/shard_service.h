@@ -39,6 +39,7 @@ class ShardService {
   /// message a peer. Any thread; concurrent calls allowed. \throws CommError peer gone or timed out, naming rank and parameter id.
   virtual void fetch(const std::vector<Request>& requests) = 0;
   virtual std::int64_t bytes_received() const = 0;
+  virtual std::int64_t bytes_sent() const = 0;  ///< of this rank's pieces, to all who asked
 };
 
 }  // namespace unshard

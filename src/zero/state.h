@@ -2,6 +2,7 @@
 // Everything a store holds; its work is split by subject: residency.cc, prefetch.cc, adopt.cc, settle.cc, publish.cc, edit.cc,
 // release.cc; host_residency.cc and fetch_ahead.cc for one copy of the parameters a host.
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -70,10 +71,11 @@ struct StoreState {
   void pull(const std::vector<Entry*>& claimed, bool held);  ///< claimed, with room taken -> present
   bool readable_at_home(Entry& entry);                       ///< lock held; the hold it needs is taken
   /// Lock held. Takes room for `numel` below `limit`. For it unused parameters leave that no rank of this host needs within `beyond`
-  /// elements; with `spare_slower`, none that a slower rank has yet to use and this one has used.
-  bool make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool spare_slower);
+  /// elements; with `spared`, none that a slower rank has yet to use and this one has used (*spared says that there was one).
+  bool make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool* spared);
   bool let_memory_go(Entry& entry);                ///< lock held; false: somebody uses it, or it isn't here
   void shrink_to_budget();                         ///< lock held
+  bool spares_slower();                            ///< lock held; what a slower rank of the host is about to use stays, for now
   void follow_plan(Entry& entry);                  ///< lock held
   void begin_turn();                               ///< lock held
   void refresh_held(const std::vector<int>& ids);  ///< those that something pins here get the new value, after a fence
@@ -137,7 +139,12 @@ struct StoreState {
   std::vector<std::thread> prefetch_threads;
   bool ahead_on = false, no_room = false;  ///< hosted: fetching ahead is allowed; it waits for something to be let go
   bool options_changed = false;            ///< the plan must be made anew
-  bool impatient = false;                  ///< hosted: in this turn touches no longer wait for slower ranks
+  /// Hosted: others' progress when waiting for it was in vain. Nothing is spared for slower ranks until it changes.
+  std::uint64_t impatient_at = 0;
+  std::chrono::nanoseconds longest_pause{0};  ///< between touches of this turn and the last
+  std::chrono::nanoseconds longest_now{0};
+  std::chrono::steady_clock::time_point touched_at;
+  std::int64_t counted_sent = 0;  ///< of the service's bytes_sent(), what the communicator's counts hold
   /// The recorded trace at the last agreed point, and whether all ranks had the same.
   struct {
     std::uint64_t hash = 0;
