@@ -34,7 +34,7 @@ def ids(rank, micro):
 def settings(stage, dtype, gas):
     adam = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3}}
     return dense.config(stage, gradient_accumulation_steps=gas, optimizer=adam, gradient_clipping=1.0, bf16={"enabled": dtype == "bf16"},
-                        unshard={"timeout_s": 30, "collective_check_s": 20})
+                        fp16={"enabled": dtype == "fp16", "initial_scale_power": 8}, unshard={"timeout_s": 30, "collective_check_s": 20})
 
 
 def train(rank, world, cases, steps):
@@ -80,19 +80,28 @@ def begin(rank, world, stage, dtype, zero):
 
 
 def more(rank, world, steps):
-    """More steps. What the engine counted in them."""
-    import unshard
+    """More steps."""
     engine, model = _kept["engine"], _kept["model"]
     x = torch.ones(2, model[0].in_features, dtype=model[0].weight.dtype)
     dist.barrier()
-    unshard.reset_comm_counts(engine)
-    engine._store.reset_peak()
-    before = unshard.residency_stats(engine)["link_bytes"]
     for _ in range(steps):
         engine.backward(engine(x).float().square().mean())
         engine.step()
-    residency = unshard.residency_stats(engine)
-    return {"counts": unshard.comm_counts(engine), "fetched": residency["link_bytes"] - before, "residency": residency}
+
+
+def forget(rank, world):
+    """Counting starts anew."""
+    import unshard
+    unshard.reset_comm_counts(_kept["engine"])
+    _kept["engine"]._store.reset_peak()
+    _kept["fetched"] = unshard.residency_stats(_kept["engine"])["link_bytes"]
+
+
+def counted(rank, world):
+    """What the engine counted since forget()."""
+    import unshard
+    residency = unshard.residency_stats(_kept["engine"])
+    return {"counts": unshard.comm_counts(_kept["engine"]), "fetched": residency["link_bytes"] - _kept["fetched"], "residency": residency}
 
 
 def finish(rank, world):

@@ -1,5 +1,6 @@
 """Training across two hosts, a link of 1 Gbit/s and 1 ms between them: the numbers of one host, and no more bytes than the formulas'."""
 import itertools
+import time
 
 import across_hosts
 import pytest
@@ -7,7 +8,7 @@ import test_pains
 from hosts import LINK, Hosts
 from pool import Pool, Zygote, Zygotes
 
-CASES = list(itertools.product([0, 1, 2, 3], ["fp32", "bf16"], [1, 4]))
+CASES = list(itertools.product([0, 1, 2, 3], ["fp32", "bf16", "fp16"], [1, 4]))
 STEPS = 3
 PLACES = {"one_each": [1, 1], "two_each": [2, 2]}
 
@@ -49,14 +50,14 @@ def test_one_rank_a_host_gives_the_bits_of_one_host(pools, on_one_host):
 
 
 def test_several_ranks_a_host_give_the_numbers_of_one_host(pools, on_one_host):
-    """A host's ranks are added first, so fp32 sums are in another order, and bf16 gradients are rounded once a host."""
+    """A host's ranks are added first, so fp32 sums are in another order, and 16-bit gradients are rounded once a host."""
     got = pools["two_each"].call(across_hosts.train, CASES, STEPS, limit=90)
     stages = {}
     for (case, mine), (_, want) in zip(by_case(got), by_case(on_one_host[4])):
         stage, dtype, gas = case
         assert len({m["bits"] for m in mine}) == 1, f"{case}: ranks differ"
         stages.setdefault((dtype, gas), set()).add(mine[0]["bits"])
-        tolerance = {"fp32": 1e-6, "bf16": 1e-2}[dtype]
+        tolerance = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}[dtype]
         for m, w in zip(mine, want):
             assert all(abs(a - b) <= tolerance * abs(b) for a, b in zip(m["losses"], w["losses"])), (case, m["losses"], w["losses"])
         largest = max(abs(w) for w in want[0]["weights"])
@@ -67,22 +68,31 @@ def test_several_ranks_a_host_give_the_numbers_of_one_host(pools, on_one_host):
 
 # ---- bytes across the link -----------------------------------------------------------------------------------------------------------
 def sent(pool, hosts_of_ranks):
-    """Bytes that each host's link has carried outwards so far."""
-    total = {}
-    for rank, host in enumerate(hosts_of_ranks):
-        if host not in total:
-            with open(f"/proc/{pool.pids[rank]}/net/dev", encoding="ascii") as file:
-                line = next(line for line in file if line.strip().startswith(LINK + ":"))
-            total[host] = int(line.split(":")[1].split()[8])
-    return [total[host] for host in sorted(total)]
+    """Bytes that each host's link has carried outwards, read when it is quiet: what is fetched ahead for the next step has come."""
+    def now():
+        total = {}
+        for rank, host in enumerate(hosts_of_ranks):
+            if host not in total:
+                with open(f"/proc/{pool.pids[rank]}/net/dev", encoding="ascii") as file:
+                    line = next(line for line in file if line.strip().startswith(LINK + ":"))
+                total[host] = int(line.split(":")[1].split()[8])
+        return [total[host] for host in sorted(total)]
+
+    before, after = now(), None
+    for _ in range(50):
+        time.sleep(0.2)
+        after = now()
+        if all(b - a < 4096 for a, b in zip(before, after)):
+            return after
+        before = after
+    raise AssertionError("the link is never quiet")
 
 
-def counted(values, hosts_of_ranks):
-    """The same by the engine's own counters: of what a host's ranks sent in collectives, and of what the other host's fetched."""
+def counted(pool, hosts_of_ranks):
+    """The same by the engine's own counters: what a host's ranks sent in collectives and what the other host's pulled from them."""
     total = [0, 0]
-    for value, host in zip(values, hosts_of_ranks):
+    for value, host in zip(pool.call(across_hosts.counted), hosts_of_ranks):
         total[host] += value["counts"]["host_link"]["bytes"]
-        total[1 - host] += value["fetched"]
     return total
 
 
@@ -97,10 +107,9 @@ KEEPING = {"stage3_max_live_parameters": 10**9}
 LETTING_GO = {"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
 BYTES = [(0, "fp32", {}, 0), (1, "fp32", {}, 0), (2, "bf16", {}, 0), (3, "fp32", KEEPING, 1), (3, "bf16", KEEPING, 1),
          (3, "fp32", LETTING_GO, 2)]
+LAST_LAYER = 1 / 6      # the backward begins with the layer that the forward used last; it may still be there
 
 
-# What is fetched ahead for the next step may be on its way when a step is counted, so that engine, link and formula differ by a parameter.
-@pytest.mark.xfail(strict=False, reason="the engine counts bytes when they arrive, which may be in the step after")
 @pytest.mark.parametrize("place", list(PLACES))
 def test_bytes_across_the_link_are_the_formulas_per_host(pools, place):
     pool, steps = pools[place], 4
@@ -108,14 +117,16 @@ def test_bytes_across_the_link_are_the_formulas_per_host(pools, place):
     for stage, dtype, zero, gathers in BYTES:
         psi = pool.call(across_hosts.begin, stage, dtype, zero, limit=60)[0]
         before = sent(pool, hosts_of_ranks)
-        values = pool.call(across_hosts.more, steps, limit=60)
+        pool.call(across_hosts.forget)
+        pool.call(across_hosts.more, steps, limit=60)
         on_the_link = [(after - b) / steps for after, b in zip(sent(pool, hosts_of_ranks), before)]
-        by_engine = [total / steps for total in counted(values, hosts_of_ranks)]
+        by_engine = [total / steps for total in counted(pool, hosts_of_ranks)]
         pool.call(across_hosts.finish)
-        want = formula(psi, stage, dtype, gathers)
-        what = f"stage {stage} {dtype} {zero}: formula {want:.0f}, counted {by_engine}, on the link {on_the_link} bytes a step"
+        most = formula(psi, stage, dtype, gathers)
+        least = formula(psi, stage, dtype, gathers - LAST_LAYER) if zero is LETTING_GO else most
+        what = f"stage {stage} {dtype} {zero}: formula {most:.0f}, counted {by_engine}, on the link {on_the_link} bytes a step"
         for counter, link in zip(by_engine, on_the_link):
-            assert abs(counter - want) <= 0.01 * want + 4096, what
+            assert least <= counter <= most + 4096, what
             assert counter <= link <= 1.05 * counter + 32768, what
 
 
@@ -124,7 +135,9 @@ def test_gathered_parameters_stay_within_the_budget(pools, place):
     pool, layer = pools[place], 512 * 512
     budget = 2 * layer
     pool.call(across_hosts.begin, 3, "fp32", {"stage3_max_live_parameters": budget, "stage3_prefetch_bucket_size": layer}, limit=60)
-    values = pool.call(across_hosts.more, 4, limit=60)
+    pool.call(across_hosts.forget)
+    pool.call(across_hosts.more, 4, limit=60)
+    values = pool.call(across_hosts.counted)
     pool.call(across_hosts.finish)
     for value in values:
         stats = value["residency"]
