@@ -82,11 +82,11 @@ void StoreState::end_edit(const std::vector<int>& ids, int modifier) {
         auto* copy = static_cast<std::byte*>(entry->copy.get());
         broadcast_bytes(*this, *entry, copy, c10::kCPU, modifier);
         std::memcpy(entry->shard, copy + entry->slice_offset(rank), entry->slice_bytes(rank));
-        if (entry->elsewhere_numel > 0) host_copy->outdate(entry->info.id);
       }
     }
     if (!shared) comm->barrier("end_edit: the value is stored");
     mark_fenced();
+    move_on(ids);
     refresh_held(ids);
   }
   for (auto* entry : edited) drop_edit(*this, *entry);

@@ -67,7 +67,11 @@ struct Entry final : TouchTarget {
   std::int64_t elsewhere_numel = 0;  ///< elements that rest on other hosts (one copy a host); 0: `home` is the value
   std::int64_t elsewhere_bytes() const { return elsewhere_numel * static_cast<std::int64_t>(element_bytes()); }
 
+  /// Changes of the value so far, over all ranks: counted behind the fence that closes each. Written with the store's mutex held.
+  std::atomic<std::uint32_t> epoch{0};
+
   // Guarded by the store's mutex.
+  std::uint32_t fill_epoch = 0;  ///< when the private copy began to be made
   Residence residence = Residence::at_rest;
   at::DataPtr copy;  ///< the private copy, padded
   int pins = 0;

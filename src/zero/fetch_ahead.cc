@@ -26,7 +26,7 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
       if (entry.elsewhere_numel == 0 || entry.unfenced.load()) continue;
       Presence before{};
       bool spared = false;
-      if (!copy.claim(id, &before)) continue;
+      if (!copy.claim(id, entry.epoch.load(), &before)) continue;
       std::int64_t needed = INT64_MAX;
       for (const auto position : positions) needed = std::min(needed, state.trace.distance_from(position, id));
       if (before == Presence::stale ||
@@ -66,6 +66,7 @@ void run_fetch_ahead(StoreState& state) {
       arrived = false;  // the touch that needs the parameter fetches it itself and reports
     }
     copy.fetching_ahead().fetch_sub(1);
+    copy.ended_ahead().fetch_add(1);
     copy.notify();
     lock.lock();
     if (arrived)

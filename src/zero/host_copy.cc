@@ -11,11 +11,18 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kLimitBytes = std::size_t{1} << 32;  // address space only
 
-// A cell's word: presence (low 8 bits), the busy rank (16 bits), users (high 32 bits).
-constexpr std::uint64_t kUser = std::uint64_t{1} << 32;
+// A cell's word: presence (low 8 bits), users (24 bits), epoch of the bytes (high 32 bits).
+constexpr std::uint64_t kUser = std::uint64_t{1} << 8, kUsers = std::uint64_t{0xffffff} << 8;
+std::uint32_t users_of(std::uint64_t word) { return static_cast<std::uint32_t>((word & kUsers) >> 8); }
+std::uint64_t with(std::uint64_t word, Presence presence) { return (word & ~std::uint64_t{0xff}) | static_cast<std::uint64_t>(presence); }
+std::uint64_t with(std::uint64_t word, Presence presence, std::uint32_t epoch) {
+  return (std::uint64_t{epoch} << 32) | (word & kUsers) | static_cast<std::uint64_t>(presence);
+}
 Presence presence_of(std::uint64_t word) { return static_cast<Presence>(word & 0xff); }
-std::uint64_t with(std::uint64_t word, Presence presence, int rank = 0) {
-  return (word & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint64_t>(rank) << 8) | static_cast<std::uint64_t>(presence);
+Presence presence_of(std::uint64_t word, std::uint32_t epoch) {
+  const auto presence = presence_of(word);
+  const bool old = static_cast<std::int32_t>(static_cast<std::uint32_t>(word >> 32) - epoch) < 0;
+  return presence == Presence::present && old ? Presence::stale : presence;
 }
 
 void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
@@ -34,6 +41,7 @@ struct HostCopy::Header {
   alignas(kLine) std::atomic<std::int64_t> live_numel;
   std::atomic<std::int64_t> live_bytes, peak_numel, peak_bytes;
   std::atomic<std::int32_t> fetching_ahead, progress_waiters;
+  std::atomic<std::uint64_t> ended_ahead;
   alignas(kLine) std::atomic<std::uint64_t> cursor;
 };
 
@@ -62,9 +70,9 @@ void HostCopy::add(int id, const std::string& name, const std::function<void()>&
   auto& word = cell(id).word;
   for (;;) {
     std::uint64_t unborn = 0;
-    if (!word.compare_exchange_strong(unborn, with(0, Presence::busy, host_.rank()))) {
+    if (!word.compare_exchange_strong(unborn, with(0, Presence::busy))) {
       wait_while_busy(id, name);
-      if (presence(id) != Presence::unborn) return;
+      if (presence_of(word.load(std::memory_order_acquire)) != Presence::unborn) return;
       continue;  // it failed for the one who tried
     }
     try {
@@ -77,13 +85,13 @@ void HostCopy::add(int id, const std::string& name, const std::function<void()>&
   }
 }
 
-Presence HostCopy::presence(int id) const { return presence_of(cell(id).word.load(std::memory_order_acquire)); }
-std::uint32_t HostCopy::users(int id) const { return static_cast<std::uint32_t>(cell(id).word.load(std::memory_order_acquire) >> 32); }
+Presence HostCopy::presence(int id, std::uint32_t epoch) const { return presence_of(cell(id).word.load(std::memory_order_acquire), epoch); }
+std::uint32_t HostCopy::users(int id) const { return users_of(cell(id).word.load(std::memory_order_acquire)); }
 
-bool HostCopy::hold(int id) {
+bool HostCopy::hold(int id, std::uint32_t epoch) {
   auto& word = cell(id).word;
   auto seen = word.load(std::memory_order_acquire);
-  while (presence_of(seen) == Presence::present) {
+  while (presence_of(seen, epoch) == Presence::present) {
     if (word.compare_exchange_weak(seen, seen + kUser, std::memory_order_acq_rel)) return true;
   }
   return false;
@@ -91,14 +99,14 @@ bool HostCopy::hold(int id) {
 
 void HostCopy::drop(int id) { cell(id).word.fetch_sub(kUser, std::memory_order_acq_rel); }
 
-bool HostCopy::claim(int id, Presence* before) {
+bool HostCopy::claim(int id, std::uint32_t epoch, Presence* before) {
   auto& word = cell(id).word;
   auto seen = word.load(std::memory_order_acquire);
-  while (presence_of(seen) == Presence::absent || presence_of(seen) == Presence::stale) {
-    *before = presence_of(seen);
-    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, host_.rank()), std::memory_order_acq_rel)) return true;
+  for (;;) {
+    *before = presence_of(seen, epoch);
+    if (*before != Presence::absent && *before != Presence::stale) return false;
+    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, epoch), std::memory_order_acq_rel)) return true;
   }
-  return false;
 }
 
 void HostCopy::arrived(int id, bool held) {
@@ -119,24 +127,15 @@ void HostCopy::give_back(int id, Presence to) {
 bool HostCopy::claim_unused(int id) {
   auto& word = cell(id).word;
   auto seen = word.load(std::memory_order_acquire);
-  while ((presence_of(seen) == Presence::present || presence_of(seen) == Presence::stale) && seen < kUser) {
-    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, host_.rank()), std::memory_order_acq_rel)) return true;
+  while ((presence_of(seen) == Presence::present || presence_of(seen) == Presence::stale) && users_of(seen) == 0) {
+    if (word.compare_exchange_weak(seen, with(seen, Presence::busy), std::memory_order_acq_rel)) return true;
   }
   return false;
 }
 
-void HostCopy::outdate(int id) {
-  auto& word = cell(id).word;
-  auto seen = word.load(std::memory_order_acquire);
-  while (presence_of(seen) == Presence::present) {
-    if (word.compare_exchange_weak(seen, with(seen, Presence::stale), std::memory_order_acq_rel)) return;
-  }
-}
-
 void HostCopy::wait_while_busy(int id, const std::string& name) {
-  if (presence(id) != Presence::busy) return;
-  host_.wait_until([this, id] { return presence(id) != Presence::busy; },
-                   cat("parameter '", name, "' is brought in by a rank of this host"));
+  const auto free = [this, id] { return presence_of(cell(id).word.load(std::memory_order_acquire)) != Presence::busy; };
+  if (!free()) host_.wait_until(free, cat("parameter '", name, "' is brought in by a rank of this host"));
 }
 
 void HostCopy::wait_until(const std::function<bool()>& ready, const std::string& where) { host_.wait_until(ready, where); }
@@ -164,6 +163,7 @@ std::int64_t HostCopy::peak_numel() const { return header().peak_numel.load(std:
 std::int64_t HostCopy::peak_bytes() const { return header().peak_bytes.load(std::memory_order_relaxed); }
 std::atomic<std::int32_t>& HostCopy::progress_waiters() { return header().progress_waiters; }
 std::atomic<std::int32_t>& HostCopy::fetching_ahead() { return header().fetching_ahead; }
+std::atomic<std::uint64_t>& HostCopy::ended_ahead() { return header().ended_ahead; }
 
 void HostCopy::reset_peak() {
   header().peak_numel.store(live_numel(), std::memory_order_relaxed);

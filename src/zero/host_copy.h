@@ -15,11 +15,11 @@ class SharedSegment;
 namespace unshard::zero {
 
 /// The other hosts' pieces of one parameter, in this host's memory. Legal moves:
-/// unborn -> busy -> absent -> busy -> present -> stale -> busy ...; present, stale -> busy -> absent (let go).
+/// unborn -> busy -> absent -> busy -> present -> busy ...; present, stale -> busy -> absent (let go).
 enum class Presence : std::uint8_t {
   unborn,   ///< no rank of this host has added the parameter yet
   absent,   ///< not here, takes no memory
-  stale,    ///< memory is set aside, its bytes are not the value: it moved on, or a fetch failed
+  stale,    ///< memory is set aside, its bytes are not the value: a fetch failed, or (for who knows a later epoch) the value moved on
   present,  ///< here: the whole value can be read
   busy,     ///< one rank brings it in or lets it go; the others wait
 };
@@ -30,6 +30,11 @@ enum class Presence : std::uint8_t {
 // place and says so; the others wait for that, so that each byte crosses the link once a host. No rank needs another rank's control flow:
 // a claim is held only over a fetch from serving threads, never over a wait for a peer's progress. A rank that dies with a claim ends the
 // others' waits by its death; one whose fetch fails gives the claim back and the next one tries.
+//
+// [Note: epochs] How often a parameter's value has changed is counted by every rank for itself, behind the fence that closes the change
+// (Entry::epoch): all count the same changes. A claim writes its rank's count beside the presence, and what arrives is present for ranks
+// that have counted no further. So a fetch that began before the end of a change, and may have brought old bytes, new ones or some of each,
+// is never read after it, however late it ends and whoever made it; and nobody has to visit the cells when values change.
 //
 // Thread-safe, except add().
 class HostCopy {
@@ -42,22 +47,21 @@ class HostCopy {
   void add(int id, const std::string& name, const std::function<void()>& set_up);
 
   /// One more rank uses the parameter, if it is present. A held parameter stays present memory until drop().
-  bool hold(int id);
+  bool hold(int id, std::uint32_t epoch);
   void drop(int id);
-  Presence presence(int id) const;
+  /// For who has counted `epoch` changes of its value.
+  Presence presence(int id, std::uint32_t epoch) const;
   std::uint32_t users(int id) const;
 
   /// absent or stale -> busy by this rank; *before becomes what it was. false: it is neither.
   /// After absent, room must be taken with take_room() (or the claim given back with absent) before bytes are written.
-  bool claim(int id, Presence* before);
-  /// busy -> present, with this rank as a user when `held`.
+  bool claim(int id, std::uint32_t epoch, Presence* before);
+  /// busy -> present since the claim's epoch, with this rank as a user when `held`.
   void arrived(int id, bool held);
   /// busy -> absent or stale.
   void give_back(int id, Presence to);
   /// present or stale, without users -> busy by this rank: it lets the memory go, then give_back(absent) and leave_room().
   bool claim_unused(int id);
-  /// present -> stale: the value has moved on. Between two fences; busy ones are the claimer's own to mark.
-  void outdate(int id);
   /// Wait while another rank is busy with it. \throws CommError that rank died.
   void wait_while_busy(int id, const std::string& name);
   void wait_until(const std::function<bool()>& ready, const std::string& where);
@@ -75,6 +79,8 @@ class HostCopy {
   void reset_peak();
   /// Fetches ahead that hold room and are under way, on this host.
   std::atomic<std::int32_t>& fetching_ahead();
+  /// How many of them have ended: counted after they have left fetching_ahead().
+  std::atomic<std::uint64_t>& ended_ahead();
   /// Ranks that wait for others' progress: those who move on notify() then.
   std::atomic<std::int32_t>& progress_waiters();
 

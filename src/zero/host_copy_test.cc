@@ -35,25 +35,45 @@ void on_host(int size, const std::function<void(int, HostCopy&)>& fn) {
 TEST(HostCopy, GoesThroughItsStates) {
   on_host(1, [](int, HostCopy& copy) {
     copy.add(0, "w", [] {});
-    EXPECT_EQ(copy.presence(0), Presence::absent);
-    EXPECT_FALSE(copy.hold(0));
+    EXPECT_EQ(copy.presence(0, 0), Presence::absent);
+    EXPECT_FALSE(copy.hold(0, 0));
     Presence before{};
-    ASSERT_TRUE(copy.claim(0, &before));
+    ASSERT_TRUE(copy.claim(0, 0, &before));
     EXPECT_EQ(before, Presence::absent);
-    EXPECT_FALSE(copy.claim(0, &before));
+    EXPECT_FALSE(copy.claim(0, 0, &before));
     copy.arrived(0, /*held=*/true);
     EXPECT_EQ(copy.users(0), 1U);
-    EXPECT_TRUE(copy.hold(0));
+    EXPECT_TRUE(copy.hold(0, 0));
     EXPECT_FALSE(copy.claim_unused(0)) << "somebody uses it";
     copy.drop(0);
-    copy.outdate(0);
-    EXPECT_EQ(copy.presence(0), Presence::stale);
-    EXPECT_EQ(copy.users(0), 1U) << "outdated under a user";
-    EXPECT_FALSE(copy.hold(0));
+    EXPECT_FALSE(copy.claim(0, 0, &before));
+    EXPECT_EQ(copy.presence(0, 1), Presence::stale) << "for who has seen the value change";
+    EXPECT_FALSE(copy.hold(0, 1));
+    ASSERT_TRUE(copy.claim(0, 1, &before));
+    EXPECT_EQ(before, Presence::stale);
+    EXPECT_EQ(copy.users(0), 1U) << "claimed under a user";
+    copy.arrived(0, /*held=*/false);
+    EXPECT_EQ(copy.presence(0, 1), Presence::present);
+    EXPECT_EQ(copy.presence(0, 0), Presence::present) << "newer than what this one must have";
     copy.drop(0);
     ASSERT_TRUE(copy.claim_unused(0));
     copy.give_back(0, Presence::absent);
-    EXPECT_EQ(copy.presence(0), Presence::absent);
+    EXPECT_EQ(copy.presence(0, 1), Presence::absent);
+  });
+}
+
+TEST(HostCopy, WhatWasClaimedBeforeAChangeIsNotPresentAfterIt) {
+  on_host(1, [](int, HostCopy& copy) {
+    copy.add(0, "w", [] {});
+    Presence before{};
+    for (const std::uint32_t epoch : {0U, 7U, 0x7fffffffU, 0x80000000U, 0xffffffffU}) {  // the count goes round
+      ASSERT_TRUE(copy.claim(0, epoch, &before)) << epoch;
+      copy.arrived(0, /*held=*/false);
+      EXPECT_TRUE(copy.hold(0, epoch)) << epoch;
+      copy.drop(0);
+      EXPECT_FALSE(copy.hold(0, epoch + 1)) << epoch;
+    }
+    EXPECT_FALSE(copy.hold(0, 0));
   });
 }
 
@@ -70,7 +90,7 @@ TEST(HostCopy, MemoryIsSetUpByOneRankAndAFailureIsTriedAgain) {
       } catch (const std::runtime_error&) {
         copy.add(id, "w", [&] { ++set_up; });
       }
-      EXPECT_EQ(copy.presence(id), Presence::absent);
+      EXPECT_EQ(copy.presence(id, 0), Presence::absent);
     }
   });
   EXPECT_EQ(set_up, 500);
@@ -90,23 +110,26 @@ TEST(HostCopy, RoomIsNeverGivenTwice) {
   });
 }
 
-// Any number of ranks that claim, use, outdate and let go at random: one at a time fills, none reads what isn't there.
+// Any number of ranks that claim, use, see changes and let go at random: one at a time fills, none reads what isn't there or is older than
+// the changes it has seen.
 TEST(HostCopy, RandomUsersNeverSeeAParameterThatIsNotThere) {
   constexpr int kIds = 3;
-  std::array<std::atomic<int>, kIds> values{}, fillers{};
+  std::array<std::atomic<int>, kIds> values{}, fillers{}, changes{};
   on_host(4, [&](int rank, HostCopy& copy) {
     for (int id = 0; id < kIds; ++id) copy.add(id, "w", [] {});
     std::mt19937 random(static_cast<unsigned>(rank) + 7);
     for (int i = 0; i < 5000; ++i) {
       const int id = static_cast<int>(random() % kIds);
       const auto at = static_cast<std::size_t>(id);
+      if (random() % 16 == 0) ++changes[at];
+      const int known = changes[at].load();
       Presence before{};
-      if (copy.hold(id)) {
-        ASSERT_EQ(values[at].load(), 1);
+      if (copy.hold(id, static_cast<std::uint32_t>(known))) {
+        ASSERT_GE(values[at].load(), known + 1);
         copy.drop(id);
-      } else if (copy.claim(id, &before)) {
+      } else if (copy.claim(id, static_cast<std::uint32_t>(known), &before)) {
         ASSERT_EQ(fillers[at].fetch_add(1), 0);
-        values[at] = 1;
+        values[at] = known + 1;
         fillers[at].fetch_sub(1);
         copy.arrived(id, /*held=*/false);
         copy.notify();
@@ -132,7 +155,7 @@ TEST(HostCopy, ARankThatDiesWithAClaimIsNoticedByThoseWhoWait) {
     group->barrier("added");
     Presence before{};
     if (rank == 1) {
-      if (!copy.claim(0, &before)) return 2;
+      if (!copy.claim(0, 0, &before)) return 2;
       group->barrier("claimed");
       ::kill(::getpid(), SIGKILL);
     }

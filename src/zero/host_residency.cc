@@ -34,25 +34,32 @@ bool punch(const StoreState& state, const Entry& entry) {
   return true;
 }
 
-// What a pass over wanted parameters came to.
+// What a pass over wanted parameters came to. What it saw when it began says later whether it is worth another look.
 struct Pass {
   std::vector<Entry*> claimed, held, later;
-  bool no_room = false;
+  bool no_room = false, others_fetch = false;
+  std::uint64_t ended_ahead = 0, others_progress = 0;
 };
 
 // Takes what is present, claims what is absent up to a message's size, leaves the rest for later. No lock held.
 Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
   Pass pass;
   auto& copy = *state.host_copy;
+  pass.ended_ahead = copy.ended_ahead().load();
+  {
+    const std::lock_guard lock(state.mutex);
+    pass.others_progress = state.follower->others_progress();
+  }
   std::int64_t bytes = 0;
   for (auto* entry : wanted) {
     const int id = entry->info.id;
+    const auto epoch = entry->epoch.load();
     Presence before{};
-    if (copy.hold(id)) {
+    if (copy.hold(id, epoch)) {
       pass.held.push_back(entry);
       continue;
     }
-    if (pass.no_room || bytes >= kMessageBytes || !copy.claim(id, &before)) {
+    if (pass.no_room || bytes >= kMessageBytes || !copy.claim(id, epoch, &before)) {
       pass.later.push_back(entry);
       continue;
     }
@@ -61,9 +68,9 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
       const std::lock_guard lock(state.mutex);
       bool spared = false;
       const auto limit = state.inference ? INT64_MAX : state.options.max_live_numel;
-      const bool others_fetch = copy.fetching_ahead().load() > 0;  // asked first: what ends meanwhile can be let go
+      pass.others_fetch = copy.fetching_ahead().load() > 0;  // asked first: what ends meanwhile can be let go
       room = state.make_host_room(entry->elsewhere_numel, entry->elsewhere_bytes(), limit, -1, state.spares_slower() ? &spared : nullptr);
-      if (!room && !spared && !others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
+      if (!room && !spared && !pass.others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
     }
     if (room) {
       pass.claimed.push_back(entry);
@@ -80,23 +87,20 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
 // [Note: patience] A rank that runs ahead of another one of its host, both in the agreed plan, would throw out what the slower one is about
 // to use, and both would fetch it again and again. It waits for the slower one instead, at most a few times as long as touches lie apart:
 // that one may be waiting for us in a collective of the user's, or have ended early. When that was in vain nothing is spared until somebody
-// moves. Fetches ahead are always waited for: they end by themselves.
-void wait_for_room(StoreState& state) {
+// moves. Fetches ahead are always waited for: they end by themselves. What has happened since the pass began counts: it may have made room.
+void wait_for_room(StoreState& state, const Pass& pass) {
   auto& copy = *state.host_copy;
-  std::uint64_t progress = 0;
   auto deadline = Clock::now();
   {
     const std::lock_guard lock(state.mutex);
-    progress = state.follower->others_progress();
     deadline += std::clamp(4 * state.longest_pause, kLeastPatience, kMostPatience);
   }
-  const auto fetching = copy.fetching_ahead().load();
   copy.progress_waiters().fetch_add(1);
   try {
     copy.wait_until(
         [&] {
-          if (fetching > 0) return copy.fetching_ahead().load() < fetching;
-          return state.follower->others_progress() != progress || Clock::now() > deadline;
+          if (pass.others_fetch) return copy.ended_ahead().load() != pass.ended_ahead;
+          return state.follower->others_progress() != pass.others_progress || Clock::now() > deadline;
         },
         "room for a parameter of another host");
   } catch (...) {
@@ -104,9 +108,9 @@ void wait_for_room(StoreState& state) {
     throw;
   }
   copy.progress_waiters().fetch_sub(1);
-  if (fetching > 0) return;
+  if (pass.others_fetch) return;
   const std::lock_guard lock(state.mutex);
-  if (state.follower->others_progress() == progress) state.impatient_at = progress;
+  if (state.follower->others_progress() == pass.others_progress) state.impatient_at = pass.others_progress;
 }
 
 }  // namespace
@@ -139,6 +143,22 @@ void StoreState::pull(const std::vector<Entry*>& claimed, bool held) {
   gathers += static_cast<std::int64_t>(claimed.size());
 }
 
+namespace {
+
+// What has changed while it was brought in, and is no longer held: it must be brought in again.
+std::vector<Entry*> give_up_outdated(StoreState& state, std::vector<Entry*>& held) {
+  const auto current = [&](const Entry* entry) {
+    return state.host_copy->presence(entry->info.id, entry->epoch.load()) == Presence::present;
+  };
+  const auto outdated = std::stable_partition(held.begin(), held.end(), current);
+  std::vector<Entry*> again(outdated, held.end());
+  held.erase(outdated, held.end());
+  state.drop_holds(again);
+  return again;
+}
+
+}  // namespace
+
 void StoreState::bring_in(const std::vector<Entry*>& wanted) {
   const auto started = Clock::now();
   const GatherSpan span(comm->timeline(), Lane::gather, "wait", wanted);
@@ -151,11 +171,12 @@ void StoreState::bring_in(const std::vector<Entry*>& wanted) {
         pull(pass.claimed, /*held=*/true);
         held.insert(held.end(), pass.claimed.begin(), pass.claimed.end());
       } else if (pass.no_room) {
-        wait_for_room(*this);
+        wait_for_room(*this, pass);
       } else if (!pass.later.empty()) {
         host_copy->wait_while_busy(pass.later.front()->info.id, pass.later.front()->info.name);
       }
       rest = std::move(pass.later);
+      if (rest.empty()) rest = give_up_outdated(*this, held);
     }
   } catch (...) {
     drop_holds(held);
@@ -170,7 +191,7 @@ void StoreState::drop_holds(const std::vector<Entry*>& held) noexcept {
 
 bool StoreState::readable_at_home(Entry& entry) {
   if (entry.elsewhere_numel == 0 || entry.held) return true;
-  return entry.held = host_copy->hold(entry.info.id);
+  return entry.held = host_copy->hold(entry.info.id, entry.epoch.load());
 }
 
 bool StoreState::let_memory_go(Entry& entry) {
@@ -203,7 +224,7 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
   for (const auto& entry : entries) {
     const int id = entry->info.id;
     if (entry->elsewhere_numel == 0 || host_copy->users(id) > 0) continue;
-    const auto presence = host_copy->presence(id);
+    const auto presence = host_copy->presence(id, entry->epoch.load());
     if (presence == Presence::stale) {
       candidates.emplace_back(INT64_MAX, entry.get());  // its bytes are of no use
     } else if (presence == Presence::present) {
@@ -243,9 +264,10 @@ void StoreState::refresh_held(const std::vector<int>& ids) {
       const std::lock_guard lock(mutex);
       held = entry.held;
     }
-    while (held && host_copy->presence(id) != Presence::present) {
+    const auto epoch = entry.epoch.load();
+    while (held && host_copy->presence(id, epoch) != Presence::present) {
       Presence before{};
-      if (host_copy->claim(id, &before))
+      if (host_copy->claim(id, epoch, &before))
         pull({&entry}, /*held=*/false);
       else
         host_copy->wait_while_busy(id, entry.info.name);

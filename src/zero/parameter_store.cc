@@ -143,6 +143,11 @@ struct ParameterStore::State final : zero::StoreState {
   using StoreState::StoreState;
 };
 
+struct StoreAccess {
+  static zero::StoreState& state_of(ParameterStore& store) { return *store.state_; }
+};
+zero::StoreState& zero::state_of(ParameterStore& store) { return StoreAccess::state_of(store); }
+
 std::shared_ptr<ParameterStore> ParameterStore::create(std::shared_ptr<Communicator> comm, const StoreOptions& options) {
   zero::install_touch();
   const zero::Unobserved quiet;

@@ -22,8 +22,7 @@ void fetch_batch(StoreState& state, const std::vector<Entry*>& batch) {
   for (std::size_t i = 0; i < batch.size(); ++i) {
     if (arrived) {
       ++state.gathers;
-      ++state.prefetched;
-      state.install_copy(*batch[i], std::move(copies[i]), Residence::gathered);
+      if (state.install_copy(*batch[i], std::move(copies[i]), Residence::gathered)) ++state.prefetched;
     } else {
       state.fail_fill(*batch[i]);
     }

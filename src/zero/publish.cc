@@ -123,26 +123,16 @@ void StoreState::publish(const std::vector<std::uint8_t>& updated) {
   const PhaseScope phase(*comm, Phase::publishing, {});
   drain_prefetch();
   if (world > 1) gather_whole_parameters(*this, updated);
+  std::vector<int> ids;
   for (const auto& entry : entries) {
     if (!updated[static_cast<std::size_t>(entry->info.id)]) continue;
-    {
-      const std::lock_guard lock(mutex);
-      if (entry->elsewhere_numel > 0) host_copy->outdate(entry->info.id);
-      if (entry->residence == Residence::gathered) {
-        entry->stale = true;
-        if (entry->pins == 0) release_copy(*entry);
-      }
-    }
+    ids.push_back(entry->info.id);
     bump_version(entry->parameter);
     for (const auto& tensor : entry->tied) bump_version(tensor);
   }
   if (world > 1) comm->barrier("publish");
   mark_fenced();
-  if (!host_copy) return;
-  std::vector<int> ids;
-  for (std::size_t id = 0; id < updated.size(); ++id) {
-    if (updated[id]) ids.push_back(static_cast<int>(id));
-  }
+  move_on(ids);
   refresh_held(ids);
 }
 

@@ -36,11 +36,12 @@ void give_back(Entry& entry, at::DataPtr whole, bool readable) {
 at::DataPtr take_whole(StoreState& state, Entry& entry, bool communicate) {
   if (entry.residence == Residence::gathered || entry.residence == Residence::written) return std::move(entry.copy);
   if (state.world == 1) return std::move(entry.home_owner);
-  if (!entry.home || entry.elsewhere_numel > 0) return {};
+  if (!entry.home) return {};
   if (state.counters && entry.unfenced.load()) {
     if (!communicate && !state.counters->all_stored(entry.info.id)) return {};  // incomplete, and nobody may be left to wait for
     if (communicate) state.counters->wait_all_stored(entry.info.id, entry.info.name);
   }
+  if (entry.elsewhere_numel > 0) return {};
   auto whole = c10::GetAllocator(c10::kCPU)->allocate(entry.whole_bytes());
   std::memcpy(whole.get(), entry.home, entry.whole_bytes());
   return whole;

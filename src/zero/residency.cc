@@ -83,6 +83,7 @@ at::DataPtr StoreState::allocate(const Entry& entry) const {
 
 void StoreState::begin_fill(Entry& entry) {
   entry.residence = Residence::filling;
+  entry.fill_epoch = entry.epoch.load();
   live[static_cast<std::size_t>(entry.info.id)] = 1;
   live_numel += entry.info.layout.numel;
   live_bytes += static_cast<std::int64_t>(entry.whole_bytes());
@@ -99,12 +100,17 @@ void StoreState::fail_fill(Entry& entry) {
   filled.notify_all();
 }
 
-void StoreState::install_copy(Entry& entry, at::DataPtr copy, Residence residence) {
+bool StoreState::install_copy(Entry& entry, at::DataPtr copy, Residence residence, bool loaded) {
+  if (loaded && entry.fill_epoch != entry.epoch.load()) {
+    fail_fill(entry);
+    return false;
+  }
   entry.copy = std::move(copy);
   entry.residence = residence;
   entry.stale = false;
   point_storage_at(entry, entry.copy.get());
   filled.notify_all();
+  return true;
 }
 
 void StoreState::release_copy(Entry& entry) {
@@ -112,6 +118,17 @@ void StoreState::release_copy(Entry& entry) {
   entry.copy.clear();
   entry.stale = false;
   fail_fill(entry);
+}
+
+void StoreState::move_on(const std::vector<int>& ids) {
+  const std::lock_guard lock(mutex);
+  for (const int id : ids) {
+    Entry& entry = *entries[static_cast<std::size_t>(id)];
+    ++entry.epoch;
+    if (entry.residence != Residence::gathered) continue;
+    entry.stale = true;
+    if (entry.pins == 0) release_copy(entry);
+  }
 }
 
 void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to) {
@@ -151,8 +168,8 @@ class Waiting {
   const GatherSpan span_;
 };
 
-// Lock held on entry and exit, not in between. at_rest -> gathered or written.
-void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::mutex>& lock) {
+// Lock held on entry and exit, not in between. at_rest -> gathered or written, or at_rest: the value has changed meanwhile.
+bool fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::mutex>& lock) {
   state.begin_fill(entry);
   lock.unlock();
   at::DataPtr copy;
@@ -168,17 +185,19 @@ void fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::
   }
   lock.lock();
   if (!entry.home && access != Access::overwrite) ++state.gathers;
-  state.install_copy(entry, std::move(copy), access == Access::read ? Residence::gathered : Residence::written);
+  const auto residence = access == Access::read ? Residence::gathered : Residence::written;
+  return state.install_copy(entry, std::move(copy), residence, /*loaded=*/access != Access::overwrite);
 }
 
-// Lock held on entry and exit, not in between. Present on this host, with this rank as a user.
+// Lock held on entry and exit, not in between. Present on this host, with this rank as a user, unless the value has changed meanwhile.
 void bring_home(StoreState& state, Entry& entry, std::unique_lock<std::mutex>& lock) {
   entry.residence = Residence::filling;
   lock.unlock();
   const auto finish = [&](bool held) {
     lock.lock();
     entry.residence = Residence::at_rest;
-    entry.held = held;
+    entry.held = held && state.host_copy->presence(entry.info.id, entry.epoch.load()) == Presence::present;
+    if (held && !entry.held) state.host_copy->drop(entry.info.id);
     state.filled.notify_all();
   };
   try {
@@ -205,8 +224,7 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
     } else if (!writes && entry.elsewhere_numel > 0) {
       bring_home(state, entry, lock);
     } else if (make_room(state, entry, lock)) {
-      fill(state, entry, access, lock);
-      fresh = access == Access::overwrite;
+      fresh = fill(state, entry, access, lock) && access == Access::overwrite;
     }
   }
   if (writes) {
@@ -269,13 +287,13 @@ void StoreState::finish_lockstep_write(Entry& entry) {
     std::memcpy(entry.shard, static_cast<std::byte*>(entry.copy.get()) + entry.slice_offset(rank), entry.slice_bytes(rank));
     entry.residence = Residence::gathered;
     entry.stale = true;
-    if (entry.elsewhere_numel > 0) host_copy->outdate(entry.info.id);
   }
   if (shared) {
     counters->stored(entry.info.id);
     entry.unfenced.store(true, std::memory_order_release);
   } else {
     comm->barrier(cat("lockstep write of '", entry.info.name, "' is stored"));
+    move_on({entry.info.id});
   }
 }
 

@@ -139,18 +139,13 @@ void move_to_shard(StoreState& state, Entry& entry) {
   std::memcpy(entry.shard, static_cast<std::byte*>(entry.copy.get()) + entry.slice_offset(state.rank), entry.slice_bytes(state.rank));
 }
 
-// Own slices of what was written here go to the shards; copies that no longer show the value go.
+// The own slice of what was written here goes to the shard.
 void settle_entry(StoreState& state, Entry& entry) {
   if (!entry.info.partitioned || state.world == 1) return;
   const std::lock_guard lock(state.mutex);
-  if (entry.elsewhere_numel > 0) state.host_copy->outdate(entry.info.id);
-  if (entry.residence == Residence::written) {
-    move_to_shard(state, entry);
-    entry.residence = Residence::gathered;
-  }
-  if (entry.residence != Residence::gathered) return;
-  entry.stale = true;
-  if (entry.pins == 0) state.release_copy(entry);
+  if (entry.residence != Residence::written) return;
+  move_to_shard(state, entry);
+  entry.residence = Residence::gathered;
 }
 
 }  // namespace
@@ -184,6 +179,7 @@ std::vector<int> StoreState::settle() {
   if (options.debug && world > 1) compare_values(*this, changed);
   for (const int id : changed) settle_entry(*this, *entries[static_cast<std::size_t>(id)]);
   if (world > 1) comm->barrier("settle: written values are stored");
+  move_on(changed);
   refresh_held(changed);
   return changed;
 }

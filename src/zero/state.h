@@ -58,11 +58,14 @@ struct StoreState {
   /// The whole value into `to` [whole_bytes]: memory, or the own slice and a fetch of the others. No lock held.
   void load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to);
   at::DataPtr allocate(const Entry& entry) const;
-  void install_copy(Entry& entry, at::DataPtr copy, Residence residence);  ///< lock held; from filling
-  void begin_fill(Entry& entry);                                           ///< lock held; at_rest -> filling, counted as live
-  void fail_fill(Entry& entry);                                            ///< lock held; filling -> at_rest
-  void follow(Entry& entry);                                               ///< lock held
-  void mark_fenced();  ///< all ranks have passed an agreed point: values at rest are complete
+  /// Lock held; filling -> `residence`, or at_rest: the value that was `loaded` has moved on meanwhile. \return whether it was installed.
+  bool install_copy(Entry& entry, at::DataPtr copy, Residence residence, bool loaded = true);
+  void begin_fill(Entry& entry);  ///< lock held; at_rest -> filling, counted as live
+  void fail_fill(Entry& entry);   ///< lock held; filling -> at_rest
+  /// The value has changed on all ranks: no copy of it is the value any more. Behind the fence that closes the change, on every rank.
+  void move_on(const std::vector<int>& ids);
+  void follow(Entry& entry);  ///< lock held
+  void mark_fenced();         ///< all ranks have passed an agreed point: values at rest are complete
 
   // host_residency.cc: several hosts, one copy of the parameters on each (see host_copy.h). No lock held unless it says so.
   /// This rank becomes a user of each (drop() undoes it); blocks while their pieces are brought in. All or none.
@@ -159,5 +162,8 @@ struct StoreState {
   std::atomic<bool> observed{false};
   at::Tensor publish_buffer, publish_input;
 };
+
+/// For tests that look or reach inside.
+StoreState& state_of(ParameterStore& store);
 
 }  // namespace unshard::zero
