@@ -1,8 +1,11 @@
 #include "zero/plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <tuple>
+
+#include "zero/occupancy.h"
 
 namespace unshard::zero {
 namespace {
@@ -25,10 +28,8 @@ class Planner {
     plan_.release_after.assign(trace_.size(), 0);
     find_next_uses();
     choose_stays();
-    occupy();
     gather_ahead();
     fuse();
-    for (const auto numel : occupied_) plan_.peak_numel = std::max(plan_.peak_numel, numel);
     plan_.keeps_all = std::find(plan_.release_after.begin(), plan_.release_after.end(), 1) == plan_.release_after.end();
     return std::move(plan_);
   }
@@ -94,16 +95,26 @@ class Planner {
     }
   }
 
-  void occupy() {
-    occupied_.assign(trace_.size(), 0);
+  // Elements here during each touch, without gathering ahead.
+  std::vector<std::int64_t> occupied() const {
+    std::vector<std::int64_t> amounts(trace_.size() + 1);  // first what each touch adds to the one before
     for (const auto& stay : stays_) {
-      for (std::size_t p = stay.first_use; p <= stay.last_use; ++p) occupied_[p] += numel(stay.id);
+      amounts[stay.first_use] += numel(stay.id);
+      amounts[stay.last_use + 1] -= numel(stay.id);
     }
+    std::partial_sum(amounts.begin(), amounts.end(), amounts.begin());
+    amounts.pop_back();
+    return amounts;
   }
 
   // Starts each gather as early as window and budget allow. Ahead of touch q are the gathers whose use comes later.
   void gather_ahead() {
-    if (options_.prefetch_numel <= 0) return;
+    Occupancy occupancy(occupied());
+    if (options_.prefetch_numel > 0) start_early(occupancy);
+    plan_.peak_numel = occupancy.most();
+  }
+
+  void start_early(Occupancy& occupancy) {
     std::size_t oldest = 0, earliest = 0;  // the first stay in the window; where the one before started
     std::int64_t window = 0;
     for (std::size_t k = 0; k < stays_.size(); ++k) {
@@ -113,9 +124,8 @@ class Planner {
       while (window > options_.prefetch_numel && oldest < k) window -= numel(stays_[oldest++].id);
       const std::size_t opens = oldest == 0 ? 0 : stays_[oldest - 1].first_use;
       const auto bound = std::max({earliest, opens, stay.not_before});
-      while (stay.from > bound && occupied_[stay.from - 1] + numel(stay.id) <= options_.budget_numel) {
-        occupied_[--stay.from] += numel(stay.id);
-      }
+      stay.from = occupancy.room_before(stay.first_use, bound, options_.budget_numel - numel(stay.id));
+      occupancy.add(stay.from, stay.first_use, numel(stay.id));
       earliest = stay.from;
       stay.at_head = stay.from == 0 && oldest == 0;
     }
@@ -148,7 +158,7 @@ class Planner {
   const std::vector<PlanParameter>& parameters_;
   const PlanOptions& options_;
   std::vector<std::size_t> next_use_;
-  std::vector<std::int64_t> elements_before_, occupied_;
+  std::vector<std::int64_t> elements_before_;
   std::vector<Stay> stays_;  // in the order of their first use
   Plan plan_;
 };

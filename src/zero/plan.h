@@ -46,7 +46,7 @@ struct Plan {
 /// \param trace       ids in the order of touches, no two equal ones in a row.
 /// \param parameters  by id.
 /// The plan stays within the budget, except for a single parameter that is larger: it is then here alone.
-/// Cost: O(n log n) for n touches, and O(n * touches in the prefetch window) when not everything fits.
+/// Cost: O(n log n) for n touches.
 /// Idea: Belady's rule (what is used last leaves first) over the known future.
 Plan make_plan(const std::vector<int>& trace, const std::vector<PlanParameter>& parameters, const PlanOptions& options);
 

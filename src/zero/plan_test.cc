@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <random>
 
@@ -75,6 +76,19 @@ TEST(Plan, ParametersThatRestHereNeedNoGather) {
   const auto plan = make_plan({0, 1, 0}, {{10, 0, 0}, {10, 5, 20}}, {1000, 1000, 1000, kNoFusing});
   ASSERT_EQ(plan.gathers.size(), 1U);
   EXPECT_EQ(plan.gathers[0].ids, std::vector<int>{1});
+}
+
+// Touches times parameters would be 10^10 steps, most of a minute.
+TEST(Plan, TakesAMomentForAHundredThousandParameters) {
+  constexpr int kCount = 100'000;
+  std::vector<int> trace;
+  for (int i = 0; i < kCount; ++i) trace.push_back(i);
+  for (int i = kCount - 1; i-- > 0;) trace.push_back(i);
+  const auto started = std::chrono::steady_clock::now();
+  const auto plan = make_plan(trace, sized(std::vector<std::int64_t>(kCount, 10)), {kCount * 10LL, kCount * 10LL, kCount * 20LL, 100});
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(5));
+  EXPECT_TRUE(plan.keeps_all);
+  EXPECT_EQ(plan.peak_numel, kCount * 10);
 }
 
 struct Program {
