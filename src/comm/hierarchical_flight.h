@@ -8,7 +8,7 @@
 namespace unshard::comm {
 
 template <class Fill>
-void HierarchicalTransport::pack(Flight& flight, const Route& route, const Length& length, Fill&& fill) const {
+void HierarchicalTransport::launch(const Call& call, Flight& flight, const Route& route, const Length& length, Fill&& fill) {
   std::size_t total = 0;
   for (const auto& leg : route.sends) total += length(leg.piece);
   flight.sent = at::empty({static_cast<std::int64_t>(total)}, at::kByte);
@@ -17,6 +17,7 @@ void HierarchicalTransport::pack(Flight& flight, const Route& route, const Lengt
     fill(leg, to);
     to += length(leg.piece);
   }
+  start_exchange(call, flight, route, length);
 }
 
 template <class Visit>

@@ -26,7 +26,7 @@ void HierarchicalTransport::scatter(const Call& call, const at::Tensor& input, R
       chunks.count,
       [&](std::uint64_t k) {
         const std::size_t bytes = chunks.length(k);
-        Flight& flight = flights[k % 2] = {slots_.take(), {}, {}, at::empty({static_cast<std::int64_t>(bytes)}, at::kByte), {}};
+        Flight& flight = flights[k % 2] = take_slot(bytes);
         const auto slice = [&](std::size_t rank) { return bytes_of(input) + rank * chunks.bytes + chunks.offset(k); };
         if (ranks > 1) {
           std::byte* lane = slots_.lane(flight.slot, slots_.rank());
@@ -40,8 +40,7 @@ void HierarchicalTransport::scatter(const Call& call, const at::Tensor& input, R
           reduce_arrays(static_cast<std::int64_t>(bytes / element), input.scalar_type(), op, to, inputs.data(), slots_.size());
         };
         const Length length = [bytes](int) { return bytes; };
-        pack(flight, scatter_, length, [&](const Route::Leg& leg, std::byte* to) { reduce_here(leg.piece, to); });
-        launch(call, flight, scatter_, length);
+        launch(call, flight, scatter_, length, [&](const Route::Leg& leg, std::byte* to) { reduce_here(leg.piece, to); });
         reduce_here(rank_, bytes_of(flight.own));
       },
       [&](std::uint64_t k) {
@@ -97,7 +96,7 @@ void HierarchicalTransport::all_reduce_spread(const Call& call, at::Tensor& tens
       [&](std::uint64_t k) {
         const Parts parts = parts_of(k);
         const std::byte* mine = bytes_of(tensor) + chunks.offset(k);
-        Flight& flight = flights[k % 2] = {slots_.take(), {}, {}, at::empty({static_cast<std::int64_t>(parts.bytes)}, at::kByte), {}};
+        Flight& flight = flights[k % 2] = take_slot(parts.bytes);
         copy_bytes(slots_.lane(flight.slot, slots_.rank()), mine, parts.bytes);
         slots_.meet(call, signature);
         for (int piece : spread_mine_) {
@@ -106,10 +105,9 @@ void HierarchicalTransport::all_reduce_spread(const Call& call, at::Tensor& tens
                         inputs.data(), slots_.size());
         }
         const Length length = [parts](int piece) { return parts.length(piece); };
-        pack(flight, spread_, length, [&](const Route::Leg& leg, std::byte* to) {
+        launch(call, flight, spread_, length, [&](const Route::Leg& leg, std::byte* to) {
           copy_bytes(to, bytes_of(flight.own) + parts.begin(leg.piece), parts.length(leg.piece));
         });
-        launch(call, flight, spread_, length);
       },
       [&](std::uint64_t k) {
         const Parts parts = parts_of(k);

@@ -51,7 +51,14 @@ HierarchicalTransport::HierarchicalTransport(std::shared_ptr<HostGroupImpl> loca
       gather_places_(places_of_gather(map_, rank)),
       spread_mine_(spread_pieces_of(map_, rank)) {}
 
-void HierarchicalTransport::launch(const Call& call, Flight& flight, const Route& route, const Length& length) {
+HierarchicalTransport::Flight HierarchicalTransport::take_slot(std::size_t own_bytes) {
+  Flight flight;
+  flight.slot = slots_.take();
+  if (own_bytes > 0) flight.own = at::empty({static_cast<std::int64_t>(own_bytes)}, at::kByte);
+  return flight;
+}
+
+void HierarchicalTransport::start_exchange(const Call& call, Flight& flight, const Route& route, const Length& length) {
   std::vector<std::int64_t> send(static_cast<std::size_t>(world_)), receive(send.size());
   for (const auto& leg : route.sends) send[static_cast<std::size_t>(leg.peer)] += static_cast<std::int64_t>(length(leg.piece));
   for (const auto& leg : route.receives) receive[static_cast<std::size_t>(leg.peer)] += static_cast<std::int64_t>(length(leg.piece));
@@ -73,14 +80,13 @@ void HierarchicalTransport::all_gather(const Call& call, at::Tensor& output, con
       chunks.count,
       [&](std::uint64_t k) {
         const std::size_t bytes = chunks.length(k);
-        Flight& flight = flights[k % 2] = {slots_.take(), {}, {}, {}, {}};
+        Flight& flight = flights[k % 2] = take_slot();
         const std::byte* mine = bytes_of(input) + chunks.offset(k);
         copy_bytes(flight.slot + place(rank_) * bytes, mine, bytes);
         const Length length = [bytes](int) { return bytes; };
-        pack(flight, gather_, length, [&](const Route::Leg&, std::byte* to) { copy_bytes(to, mine, bytes); });
         if (!gather_.receives.empty())
           flight.received = slots_.over(flight.slot + place(gather_.receives.front().piece) * bytes, gather_.receives.size() * bytes);
-        launch(call, flight, gather_, length);
+        launch(call, flight, gather_, length, [&](const Route::Leg&, std::byte* to) { copy_bytes(to, mine, bytes); });
       },
       [&](std::uint64_t k) {
         const std::size_t bytes = chunks.length(k);
@@ -104,14 +110,13 @@ void HierarchicalTransport::broadcast(const Call& call, at::Tensor& tensor, int 
       chunks.count,
       [&](std::uint64_t k) {
         const Parts parts = parts_of(k);
-        Flight& flight = flights[k % 2] = {slots_.take(), {}, {}, {}, {}};
+        Flight& flight = flights[k % 2] = take_slot();
         const std::byte* whole = slots_.result(flight.slot);
         if (rank_ == root) copy_bytes(slots_.result(flight.slot), bytes_of(tensor) + chunks.offset(k), parts.bytes);
         if (is_here(root)) slots_.meet(call, signature);
         const Length length = [parts](int piece) { return parts.length(piece); };
-        pack(flight, route, length,
-             [&](const Route::Leg& leg, std::byte* to) { copy_bytes(to, whole + parts.begin(leg.piece), parts.length(leg.piece)); });
-        launch(call, flight, route, length);
+        launch(call, flight, route, length,
+               [&](const Route::Leg& leg, std::byte* to) { copy_bytes(to, whole + parts.begin(leg.piece), parts.length(leg.piece)); });
       },
       [&](std::uint64_t k) {
         const Parts parts = parts_of(k);
@@ -139,12 +144,12 @@ void HierarchicalTransport::all_to_all(const Call& call, at::Tensor& output, con
       chunks.count,
       [&](std::uint64_t k) {
         const std::size_t bytes = chunks.length(k);
-        Flight& flight = flights[k % 2] = {slots_.take(), {}, {}, {}, {}};
+        Flight& flight = flights[k % 2] = take_slot();
         std::byte* lane = slots_.lane(flight.slot, slots_.rank());
         for (std::size_t i = 0; i < here.size(); ++i) copy_bytes(lane + i * bytes, at(input, here[i], k), bytes);
         const Length length = [bytes](int) { return bytes; };
-        pack(flight, all_to_all_, length, [&](const Route::Leg& leg, std::byte* to) { copy_bytes(to, at(input, leg.piece, k), bytes); });
-        launch(call, flight, all_to_all_, length);
+        launch(call, flight, all_to_all_, length,
+               [&](const Route::Leg& leg, std::byte* to) { copy_bytes(to, at(input, leg.piece, k), bytes); });
       },
       [&](std::uint64_t k) {
         const std::size_t bytes = chunks.length(k);
@@ -176,8 +181,7 @@ std::vector<std::string> HierarchicalTransport::exchange_leaders(const Call& cal
   const std::uint64_t length = mine.size();
   Flight flight;
   const Length word = [](int) { return sizeof(std::uint64_t); };
-  pack(flight, leaders_, word, [&](const Route::Leg&, std::byte* to) { std::memcpy(to, &length, sizeof(length)); });
-  launch(call, flight, leaders_, word);
+  launch(call, flight, leaders_, word, [&](const Route::Leg&, std::byte* to) { std::memcpy(to, &length, sizeof(length)); });
   land(call, flight, leaders_, word, [&](const Route::Leg& leg, const std::byte* from) {
     std::memcpy(&lengths[static_cast<std::size_t>(leg.peer)], from, sizeof(length));
   });
@@ -205,8 +209,7 @@ void HierarchicalTransport::barrier(const Call& call) {
   slots_.meet(call, signature);
   Flight flight;
   const Length token = [](int) { return std::size_t{1}; };
-  pack(flight, leaders_, token, [](const Route::Leg&, std::byte* to) { *to = std::byte{0}; });
-  launch(call, flight, leaders_, token);
+  launch(call, flight, leaders_, token, [](const Route::Leg&, std::byte* to) { *to = std::byte{0}; });
   link_.finish(call, flight.work);
   slots_.meet(call, signature);
 }

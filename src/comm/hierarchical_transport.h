@@ -46,11 +46,12 @@ class HierarchicalTransport final : public Transport {
   };
   using Length = std::function<std::size_t(int piece)>;
 
-  /// Make flight.sent for `route`, filled by `fill(leg, to)`.
+  /// A flight over the next slot, with so many bytes of its own.
+  Flight take_slot(std::size_t own_bytes = 0);
+  /// Make flight.sent for `route`, filled by `fill(leg, to)`, and start its exchange. Makes flight.received unless it is there.
   template <class Fill>
-  void pack(Flight& flight, const Route& route, const Length& length, Fill&& fill) const;
-  /// Start the exchange of flight.sent; makes flight.received unless it is there.
-  void launch(const Call& call, Flight& flight, const Route& route, const Length& length);
+  void launch(const Call& call, Flight& flight, const Route& route, const Length& length, Fill&& fill);
+  void start_exchange(const Call& call, Flight& flight, const Route& route, const Length& length);
   /// Wait for it, and visit what came.
   template <class Visit>
   void land(const Call& call, Flight& flight, const Route& route, const Length& length, Visit&& visit);
