@@ -9,7 +9,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from unshard.core import CommError, _core
+from unshard import meeting
+from unshard.core import _core
 
 # What launchers call rank, world size and local rank, in the order of preference.
 _LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -74,16 +75,16 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     if timeout is None and "DEEPSPEED_TIMEOUT" in os.environ:
         timeout = datetime.timedelta(minutes=_number(os.environ, "DEEPSPEED_TIMEOUT"))
     keywords = {} if timeout is None else {"timeout": timeout}
-    try:
-        if world_size == 1 and init_method is None:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **keywords)
-        else:
-            dist.init_process_group(backend, init_method=init_method or _address(distributed_port), rank=rank, world_size=world_size,
-                                    **keywords)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise CommError(f"[distributed] rank {rank} of {world_size} can't meet the others at "
-                        f"{init_method or os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', distributed_port)}: "
-                        f"{str(error).splitlines()[0]}") from error
+
+    def start(store):
+        device_of_this_rank()                              # the current device is a thread's
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, **keywords)
+
+    if world_size == 1 and init_method is None:
+        start(dist.HashStore())
+    else:
+        address = None if init_method else _address(distributed_port)
+        meeting.meet(start, init_method, address, rank, world_size, timeout or dist.default_pg_timeout)
     _leave_at_exit()
 
 
@@ -103,10 +104,7 @@ def _leave():
 def _address(port):
     if "MASTER_ADDR" not in os.environ:
         raise ValueError("[distributed] MASTER_ADDR isn't set: the ranks need the address of rank 0's host (MASTER_PORT too)")
-    if "MASTER_PORT" in os.environ:
-        return "env://"                                    # torch's own reading, which also finds the store of a torchrun agent
-    host = os.environ["MASTER_ADDR"]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return os.environ["MASTER_ADDR"], _number(os.environ, "MASTER_PORT") if "MASTER_PORT" in os.environ else port
 
 
 def make_communicator(settings=None):

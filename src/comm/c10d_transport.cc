@@ -23,6 +23,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
+/// For an operation under way when a peer is known to have ended: what that peer sent is here, or about to be. An operation that needs
+/// nothing more completes; one that needs more of that peer fails when the connection closes; only who waits for a third rank, which waits
+/// for the one that ended, is told by this.
+constexpr auto kGrace = 1s;
+
 /// As bytes: Gloo lacks some dtypes, and movement doesn't care.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.detach().view({-1}).view(at::kByte); }
 
@@ -58,6 +63,14 @@ void C10dTransport::check_peers(const Call& call, bool also_in_order) const {
   if (!ended.empty()) raise(call, ended);
 }
 
+void C10dTransport::check_peers_after(const Call& call, std::chrono::milliseconds grace, TimePoint& since) const {
+  if (!options_.ended) return;
+  const std::string ended = options_.ended(false);
+  const auto now = std::chrono::steady_clock::now();
+  since = ended.empty() ? TimePoint::max() : std::min(since, now);
+  if (!ended.empty() && now - since >= grace) raise(call, ended);
+}
+
 c10::intrusive_ptr<c10d::Backend> C10dTransport::backend_for(const Call& call, const at::Tensor& tensor) const {
   const auto device = tensor.device().type();
   require(group_->hasBackendForDeviceType(device), where(call), " the process group has no backend for ", c10::DeviceTypeName(device, true),
@@ -82,7 +95,7 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
     std::this_thread::sleep_for(10ms);
   }
   check_peers(call, true);
-  const std::string ranks = options_.describe ? options_.describe() : std::string();
+  const std::string ranks = options_.explain ? options_.explain() : std::string();
   raise(call, cat("a peer failed or timed out: ", ranks, ranks.empty() ? "" : "; ", first_line(reason)));
 }
 
@@ -114,16 +127,17 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
     signal->changed.notify_all();
   });
   const auto started = std::chrono::steady_clock::now();
+  auto ended_since = std::chrono::steady_clock::time_point::max();
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(signal->mutex);
       if (signal->changed.wait_for(lock, 50ms, [&] { return signal->done; })) return;
     }
-    check_peers(call);
+    check_peers_after(call, kGrace, ended_since);
     if (options_.interrupt_check) options_.interrupt_check();
-    if (options_.waiting) options_.waiting(call, std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+    if (options_.waiting) options_.waiting(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
     if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)  // the backend's own time-out comes first
-      raise(call, cat("no progress for ", options_.timeout.count(), " s"));
+      raise(call, cat("no progress for ", options_.timeout.count(), " s", options_.explain ? cat(": ", options_.explain()) : ""));
   }
 }
 

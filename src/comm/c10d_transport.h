@@ -23,8 +23,8 @@ struct C10dOptions {
   std::function<void(std::int64_t bytes)> sent;  ///< called with what each operation on CPU tensors sends to other ranks
   /// What is known of peers that ended: "rank 2 is gone (...)", or empty. `also_in_order`: those that took their leave too.
   std::function<std::string(bool also_in_order)> ended;
-  std::function<void(const Call& call, double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
-  std::function<std::string()> describe = {};                           ///< who is where, for a time-out's message; empty: not known
+  std::function<void(double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
+  std::function<std::string()> explain = {};          ///< who is where, for errors that name no rank; empty: not known
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.
@@ -60,6 +60,9 @@ class C10dTransport final : public Transport {
   template <class Function>
   void translate(const Call& call, Function&& function) const;
   void check_peers(const Call& call, bool also_in_order = false) const;
+  using TimePoint = std::chrono::steady_clock::time_point;
+  /// The same when a peer has been known to have ended for `grace`; `since`: when it was first known.
+  void check_peers_after(const Call& call, std::chrono::milliseconds grace, TimePoint& since) const;
   [[noreturn]] void raise(const Call& call, std::string_view reason) const;
   void reduce_slices(const Call& call, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 

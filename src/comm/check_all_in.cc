@@ -41,7 +41,12 @@ std::string HostGroupImpl::absence_text(std::string_view call, std::uint64_t seq
   std::string text;
   for (int rank = 0; rank < size_; ++rank) {
     const bool here = block(rank).announced[sequence % 2].sequence.load(std::memory_order_acquire) >= sequence;
-    text += cat(rank ? ", " : "", "rank ", name(rank), " is in ", here ? std::string(call) : last_seen(rank));
+    text += rank ? ", " : "";
+    if (const std::string stopped = here ? std::string() : describe_stopped(rank); !stopped.empty()) {
+      text += stopped;
+      continue;
+    }
+    text += cat("rank ", name(rank), " is in ", here ? std::string(call) : last_seen(rank));
     if (!here && block(rank).waits.load(std::memory_order_acquire) > 0) text += cat(", waiting in ", block(rank).waiting.get());
   }
   return text;

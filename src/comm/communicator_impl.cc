@@ -107,20 +107,20 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   if (group_) {
     C10dOptions c10d{options_.timeout, options_.interrupt_check, {}, [this](bool also_in_order) { return ended_peer(also_in_order); }};
     if (spans_hosts()) c10d.sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
-    c10d.waiting = [this](const Call& call, double waited_s) { on_waiting(call.op, call.detail, waited_s); };
-    c10d.describe = [this] { return stall_ ? stall_->describe_ranks() : std::string(); };
+    c10d.waiting = [this](double waited_s) { on_waiting(waited_s); };
+    c10d.explain = [this] { return explain(); };
     c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, std::move(c10d));
     if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
   }
   if (!host_) {
     stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
-    if (local_) local_->set_wait_hook([this](const Place& place, double waited_s) { on_waiting(place.op, place.detail, waited_s); });
+    if (local_) local_->set_wait_hook([this](const Place&, double waited_s) { on_waiting(waited_s); });
     const StoreRules rules{options_.timeout, [this](std::string_view place) {
                              if (const auto ended = ended_peer(false); !ended.empty())
                                throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
                              if (options_.interrupt_check) options_.interrupt_check();
-                             on_waiting("store", {}, 1);
+                             on_waiting(1);
                            }};
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
     strings_ = std::make_unique<StoreExchange>(store_, "strings", rank_, size_, rules);
@@ -172,9 +172,11 @@ class Performing {
     if (thread_ && stall_) thread_->store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
   ~Performing() {
-    if (!thread_ || !stall_) return;
-    thread_->store({}, std::memory_order_relaxed);
-    stall_->leave();
+    if (thread_ && stall_) thread_->store({}, std::memory_order_relaxed);
+  }
+  /// It is through. Of one that failed the others can read where it was.
+  void done() {
+    if (thread_ && stall_) stall_->leave();
   }
   Performing(const Performing&) = delete;
   Performing& operator=(const Performing&) = delete;
@@ -193,7 +195,8 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
   const bool everyone = op != "send" && op != "recv";
   const std::uint64_t sequence = recorder_.begin(op, detail, bytes, call.step, everyone);
   const TimelineSpan span(*timeline_, Lane::collective, op, detail, bytes);
-  const Performing performing(everyone ? &performing_ : nullptr, stall_.get());
+  if (everyone) performing_call_ = {op, detail, bytes};
+  Performing performing(everyone ? &performing_ : nullptr, stall_.get());
   try {
     function(call);
   } catch (const std::invalid_argument&) {  // found before any communication
@@ -210,6 +213,7 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
     set_broken(cat("interrupted in ", op));
     throw;
   }
+  performing.done();
   recorder_.end(sequence);
   add_count(op, bytes);
 }
@@ -339,10 +343,8 @@ void CommunicatorImpl::check_all_in(std::string_view call) {
     if (size_ == 1) return;
     if (host_)
       host_->check_all_in(call, options_.collective_check);
-    else {
-      stall_->announce(recorder_.collectives() - 1, call);
+    else
       calls_->check_all_in(call, options_.collective_check);
-    }
   });
 }
 
@@ -350,20 +352,43 @@ c10::intrusive_ptr<c10d::Store> CommunicatorImpl::substore(std::string_view kind
   return c10::make_intrusive<c10d::PrefixStore>(cat("unshard/", kind, "/", ++children_, "/", name), store_);
 }
 
+c10::intrusive_ptr<c10d::ProcessGroup> CommunicatorImpl::connect_group(const Call& call, const c10::intrusive_ptr<c10d::Store>& store,
+                                                                       int rank, int size) {
+  const auto raise = [&](std::string_view reason) {
+    const std::string ranks = explain();
+    throw CommError(cat(Place{call.op, call.detail}.text(), " ", reason, ranks.empty() ? "" : "; ", ranks, "; this is rank ", rank_, " of ",
+                        size_, " in step ", call.step));
+  };
+  const auto watch = [&](double waited_s) {
+    if (const auto ended = ended_peer(false); !ended.empty()) raise(ended);
+    if (options_.interrupt_check) options_.interrupt_check();
+    on_waiting(waited_s);
+    if (waited_s > options_.timeout.count() + 5) raise(cat("no progress for ", options_.timeout.count(), " s"));  // Gloo's own comes first
+  };
+  std::string reason;
+  try {
+    return loopback_ ? make_loopback_group(store, rank, size, options_.timeout)
+                     : make_gloo_group(store, rank, size, options_.timeout, watch);
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::runtime_error& error) {  // Gloo's own
+    reason = first_line(error.what());
+  } catch (const c10::Error& error) {
+    reason = first_line(error.what());
+  }
+  for (int attempt = 0; attempt < 20; ++attempt) {  // the connection closes a moment before the process can be seen to have ended
+    if (const auto ended = ended_peer(false); !ended.empty()) raise(ended);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  raise(cat("a peer failed or timed out: ", reason));
+  return {};
+}
+
 c10::intrusive_ptr<c10d::ProcessGroup> CommunicatorImpl::new_process_group(std::string_view name) {
   if (!store_) return {};
-  const auto store = substore("process_group", name);
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  perform("new_process_group", name, 0, [&](const Call&) {
-    try {
-      group =
-          loopback_ ? make_loopback_group(store, rank_, size_, options_.timeout) : make_gloo_group(store, rank_, size_, options_.timeout);
-    } catch (const std::runtime_error& error) {
-      throw CommError(cat("[comm.new_process_group '", name, "'] rank ", rank_, " of ", size_, ": ", first_line(error.what())));
-    } catch (const c10::Error& error) {
-      throw CommError(cat("[comm.new_process_group '", name, "'] rank ", rank_, " of ", size_, ": ", first_line(error.what())));
-    }
-  });
+  const auto store = substore("process_group", name);
+  perform("new_process_group", name, 0, [&](const Call& call) { group = connect_group(call, store, rank_, size_); });
   return group;
 }
 
@@ -374,7 +399,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     require(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "[comm.subgroup '", name, "'] rank ", ranks[i], " is listed twice");
   }
   std::shared_ptr<Communicator> result;
-  perform("subgroup", name, 0, [&](const Call&) {
+  perform("subgroup", name, 0, [&](const Call& call) {
     const auto self = std::find(ranks.begin(), ranks.end(), rank_);
     Parts parts;
     parts.rank = self == ranks.end() ? -1 : static_cast<int>(self - ranks.begin());
@@ -394,9 +419,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
         here.push_back(map_.local[static_cast<std::size_t>(member)]);
     if (local_) parts.local = local_->subset(here, names_of_subgroup(ranks, map_, rank_));
     if (parts.rank < 0) return;
-    if (!(parts.local && parts.map.hosts() == 1) && parts.size > 1)
-      parts.group = loopback_ ? make_loopback_group(parts.store, parts.rank, parts.size, options_.timeout)
-                              : make_gloo_group(parts.store, parts.rank, parts.size, options_.timeout);
+    if (!(parts.local && parts.map.hosts() == 1) && parts.size > 1) parts.group = connect_group(call, parts.store, parts.rank, parts.size);
     result = std::make_shared<CommunicatorImpl>(std::move(parts));
   });
   return result;

@@ -76,7 +76,11 @@ class CommunicatorImpl final : public Communicator {
   /// For RunRecord, on any thread.
   GroupRecord describe();
   /// A wait inside a collective of this thread goes on, outside shared memory or between hosts. \throws CommError; see StallWatch.
-  void on_waiting(std::string_view op, std::string_view detail, double waited_s);
+  void on_waiting(double waited_s);
+  bool is_performing() const;
+  Doing doing() const;  ///< of the thread that is in a collective
+  /// Who is where, as far as it is known, for errors that name nobody. May ask the store, for 1.5 s.
+  std::string explain();
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   std::vector<std::string> gather_strings(const Call& call, const std::string& mine);
@@ -88,6 +92,8 @@ class CommunicatorImpl final : public Communicator {
   bool spans_hosts() const { return local_ && map_.hosts() > 1; }
   std::int64_t share(std::int64_t bytes) const { return bytes / size_ * (size_ - 1); }
   c10::intrusive_ptr<c10d::Store> substore(std::string_view kind, std::string_view name);
+  /// Connections for collectives of this group (or of a part of it, of which this rank is number `rank`), inside perform().
+  c10::intrusive_ptr<c10d::ProcessGroup> connect_group(const Call& call, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
 
   const int rank_, size_;
   const CommOptions options_;
@@ -105,9 +111,13 @@ class CommunicatorImpl final : public Communicator {
   std::unique_ptr<StoreExchange> calls_, strings_;       ///< over the store, when memory isn't shared; strings_: without a CPU backend
 
   FlightRecorder recorder_;
-  std::unique_ptr<StallWatch> stall_;            ///< over the store, when not all ranks share memory
-  std::atomic<std::thread::id> performing_{};    ///< the thread that is in a collective
-  std::vector<int> run_ranks_;                   ///< this group's members, as ranks of the run
+  std::unique_ptr<StallWatch> stall_;          ///< over the store, when not all ranks share memory
+  std::atomic<std::thread::id> performing_{};  ///< the thread that is in a collective
+  struct {
+    std::string_view op, detail;
+    std::int64_t bytes = 0;
+  } performing_call_;           ///< that thread's
+  std::vector<int> run_ranks_;  ///< this group's members, as ranks of the run
   std::string name_;
   std::uint64_t record_id_ = 0;
   const std::shared_ptr<Timeline> timeline_;

@@ -286,7 +286,7 @@ TEST(ProcessErrors, AMissingRankIsNamed) {
     set_env(0, 2, port);
     CommOptions options;
     options.timeout = std::chrono::duration<double>(0.5);
-    return contains_all(error_of([&] { init_process_group(options); }), {"rank 1 of 2", "0.5 s", "WORLD_SIZE"}) ? 0 : 1;
+    return contains_all(error_of([&] { init_process_group(options); }), {"rank 1 hasn't come", "0.5 s", "WORLD_SIZE", "this is rank 0 of 2"}) ? 0 : 1;
   });
   EXPECT_EQ(exits[0].code, 0);
 }

@@ -1,4 +1,6 @@
 // What a communicator tells about itself, to records and to ranks that wait.
+#include <thread>
+
 #include "comm/communicator_impl.h"
 #include "comm/futex.h"
 #include "unshard/core/error.h"
@@ -50,9 +52,23 @@ GroupRecord CommunicatorImpl::describe() {
   return record;
 }
 
-void CommunicatorImpl::on_waiting(std::string_view op, std::string_view detail, double waited_s) {
-  if (!stall_ || waited_s < 1 || performing_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
-  stall_->waiting(recorder_.collectives() - 1, cat("step ", step(), ", ", Place{op, detail}.text()), waited_s);
+Doing CommunicatorImpl::doing() const {
+  const auto& [op, detail, bytes] = performing_call_;
+  // What a root sends isn't what the others do.
+  const std::string call = op == "check_all_in" ? std::string(detail) : cat("step ", step(), ", ", Place{op, detail}.text());
+  return {std::string(op), op == "broadcast" ? 0 : bytes, call};
+}
+
+bool CommunicatorImpl::is_performing() const { return performing_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+
+void CommunicatorImpl::on_waiting(double waited_s) {
+  if (stall_ && waited_s >= 1 && is_performing()) stall_->waiting(recorder_.collectives() - 1, doing(), waited_s);
+}
+
+std::string CommunicatorImpl::explain() {
+  if (host_) return host_->describe_ranks();
+  if (!stall_) return {};
+  return is_performing() ? stall_->explain(recorder_.collectives() - 1, doing()) : stall_->describe_ranks();
 }
 
 }  // namespace unshard::comm

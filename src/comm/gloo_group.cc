@@ -6,6 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "comm/aside.h"
+#include "comm/own_address.h"
+
 namespace unshard::comm {
 
 namespace {
@@ -18,7 +21,7 @@ Device default_device() {
     const std::string names(interfaces);
     return c10d::ProcessGroupGloo::createDeviceForInterface(names.substr(0, names.find(',')));
   }
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  return c10d::ProcessGroupGloo::createDeviceForHostname(own_address());
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -40,8 +43,8 @@ std::chrono::milliseconds to_milliseconds(std::chrono::duration<double> time) {
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                       std::chrono::duration<double> timeout) {
-  return make_group(store, rank, size, timeout, default_device());
+                                                       std::chrono::duration<double> timeout, const std::function<void(double)>& watch) {
+  return aside([=] { return make_group(store, rank, size, timeout, default_device()); }, watch);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_loopback_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

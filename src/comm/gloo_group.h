@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 
 namespace c10d {
 class ProcessGroup;
@@ -11,10 +12,11 @@ class Store;
 
 namespace unshard::comm {
 
-/// Collective; ranks find each other through `store` (its keys must be this group's own). The interface is GLOO_SOCKET_IFNAME's, else the
-/// one the host's name resolves to, else loopback.
+/// Collective; ranks find each other through `store` (its keys must be this group's own). The interface is GLOO_SOCKET_IFNAME's, else
+/// that of own_address(). `watch(seconds waited)` is called about every 50 ms and throws to leave.
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                       std::chrono::duration<double> timeout);
+                                                       std::chrono::duration<double> timeout,
+                                                       const std::function<void(double)>& watch = {});
 /// As above, over the loopback interface.
 c10::intrusive_ptr<c10d::ProcessGroup> make_loopback_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                            std::chrono::duration<double> timeout);

@@ -126,6 +126,7 @@ class HostGroupImpl final : public HostGroup {
   std::uint64_t announced_by(int rank) const;
   void publish_waiting(const Place* place);
   std::string describe(int rank) const;
+  std::string describe_stopped(int rank) const;  ///< empty: its process isn't stopped
   std::string last_seen(int rank) const;
   std::string absence_text(std::string_view call, std::uint64_t sequence) const;
 

@@ -28,4 +28,14 @@ std::string host_identity(const std::string& name) {
              link_target("/proc/self/ns/net"), ' ', link_target("/proc/self/ns/ipc"), ' ', ::getuid());
 }
 
+// "named NAME on BOOT pid:[..] net:[..] ipc:[..] UID"
+std::string machine_of(const std::string& identity) {
+  const auto network = identity.find(" net:[");
+  if (network == std::string::npos) return {};
+  const auto process = identity.rfind(" pid:[", network), boot = process == std::string::npos ? process : identity.rfind(' ', process - 1);
+  if (process == std::string::npos) return {};
+  return identity.substr(boot == std::string::npos ? 0 : boot + 1, process - boot - 1) +
+         identity.substr(network, identity.find(']', network) + 1 - network);
+}
+
 }  // namespace unshard::comm

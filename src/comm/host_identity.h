@@ -9,4 +9,7 @@ namespace unshard::comm {
 /// the system says nothing about itself.
 std::string host_identity(const std::string& name = {});
 
+/// The part of an identity that is alike for all processes of a machine's network, whatever they name their host; empty: it can't be told.
+std::string machine_of(const std::string& identity);
+
 }  // namespace unshard::comm

@@ -52,12 +52,36 @@ std::string address_of_name() {
   return {};
 }
 
+/// Of this machine's end of the way to MASTER_ADDR; nothing is sent.
+std::string address_towards_master() {
+  const char* master = std::getenv("MASTER_ADDR");
+  if (master == nullptr || *master == 0) return {};
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* all = nullptr;
+  if (::getaddrinfo(master, "9", &hints, &all) != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(all, &::freeaddrinfo);
+  for (const addrinfo* one = all; one != nullptr; one = one->ai_next) {
+    const UniqueFd fd(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage mine{};
+    socklen_t length = sizeof(mine);
+    if (fd && ::connect(fd.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+        ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&mine), &length) == 0)
+      return numeric(reinterpret_cast<sockaddr*>(&mine), length);
+  }
+  return {};
+}
+
 }  // namespace
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
 std::string own_address() {
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
   const std::string names(interfaces ? interfaces : "");
-  const std::string found = names.empty() ? address_of_name() : address_of_interface(names.substr(0, names.find(',')));
+  std::string found = names.empty() ? address_of_name() : address_of_interface(names.substr(0, names.find(',')));
+  if (names.empty() && (found.empty() || is_loopback(found)))
+    if (const std::string other = address_towards_master(); !other.empty() && !is_loopback(other)) found = other;
   return found.empty() ? "127.0.0.1" : found;
 }
 

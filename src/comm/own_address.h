@@ -4,8 +4,11 @@
 
 namespace unshard::comm {
 
-/// Numeric. Chosen as Gloo chooses: the first address of the interface GLOO_SOCKET_IFNAME names, else one of this machine's that its name
-/// resolves to, else loopback.
+/// Numeric. The first address of the interface GLOO_SOCKET_IFNAME names; else one of this machine's that its name resolves to, as Gloo
+/// chooses; where that is none or a loopback address (as some systems set names up), the one from which MASTER_ADDR is reached; else
+/// loopback.
 std::string own_address();
+
+bool is_loopback(const std::string& address);
 
 }  // namespace unshard::comm

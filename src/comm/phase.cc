@@ -1,5 +1,7 @@
 // What ranks publish about themselves, and the texts made of it.
+#include <fstream>
 #include <iomanip>
+#include <string>
 
 #include "comm/futex.h"
 #include "comm/host_group_internal.h"
@@ -111,9 +113,28 @@ std::string HostGroupImpl::describe_end(int rank, std::string_view what) const {
 
 std::string HostGroupImpl::own_name() const { return cat("rank ", name(rank_), " of ", names_.ranks.empty() ? size_ : names_.world_size); }
 
+namespace {
+
+/// A process of this host that a signal or a debugger has stopped.
+bool is_stopped(int pid) {
+  std::string stat;
+  std::getline(std::ifstream(cat("/proc/", pid, "/stat")), stat);
+  const auto name_end = stat.rfind(") ");
+  return name_end != std::string::npos && name_end + 2 < stat.size() && (stat[name_end + 2] == 'T' || stat[name_end + 2] == 't');
+}
+
+}  // namespace
+
+std::string HostGroupImpl::describe_stopped(int rank) const {
+  const int pid = block(rank).pid.load(std::memory_order_relaxed);
+  if (rank == rank_ || !is_stopped(pid)) return {};
+  return cat("rank ", name(rank), " (pid ", pid, ") is stopped, by a signal or a debugger, in ", last_seen(rank));
+}
+
 std::string HostGroupImpl::describe(int rank) const {
   const RankBlock& peer = block(rank);
   const Phase phase = phase_of(rank);
+  if (auto stopped = describe_stopped(rank); !stopped.empty()) return stopped;
   std::string text = cat("rank ", name(rank), ": ");
   if (phase == Phase::failed) return text + cat("failed (", peer.failure.get(), ") in ", last_seen(rank));
   if (phase == Phase::gone) return text + cat("gone, last seen in ", last_seen(rank));

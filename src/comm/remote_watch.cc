@@ -1,18 +1,16 @@
 #include "comm/remote_watch.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <cstdlib>
+#include <map>
 #include <random>
 
+#include "comm/tcp_socket.h"
 #include "unshard/core/error.h"
 
 namespace unshard::comm {
@@ -47,71 +45,58 @@ struct Card {
   }
 };
 
-struct Resolved {
-  std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> info{nullptr, &::freeaddrinfo};
-  Resolved(const std::string& address, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) == 0) info.reset(found);
+/// Calls that are under way to several peers at once: one behind a firewall that drops packets holds up no other.
+class Calls {
+ public:
+  Calls(int rank, std::function<void()> check) : rank_(rank), check_(std::move(check)) {}
+
+  void start(int peer, const Card& card) {
+    if (UniqueFd fd = start_call(card.address, card.port)) under_way_.push_back({peer, card.cookie, std::move(fd)});
   }
+
+  /// Those that are through within the limit, by rank.
+  std::map<int, UniqueFd> finish() {
+    std::map<int, UniqueFd> through;
+    const auto limit = Clock::now() + kConnectLimit;
+    while (!under_way_.empty() && Clock::now() < limit) {
+      std::vector<pollfd> events;
+      for (const auto& call : under_way_) events.push_back({call.fd.get(), POLLOUT, 0});
+      if (::poll(events.data(), events.size(), 50) <= 0) {
+        if (check_) check_();
+        continue;
+      }
+      for (std::size_t i = events.size(); i-- > 0;) {
+        if (events[i].revents == 0) continue;
+        if (call_error(under_way_[i].fd.get()) == 0 && greet(under_way_[i])) through[under_way_[i].peer] = std::move(under_way_[i].fd);
+        under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    return through;
+  }
+
+ private:
+  struct One {
+    int peer = -1;
+    std::uint64_t cookie = 0;
+    UniqueFd fd;
+  };
+
+  bool greet(const One& call) const {
+    const Greeting greeting{call.cookie, rank_};
+    if (::send(call.fd.get(), &greeting, sizeof(greeting), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting))) return false;
+    keep_alive(call.fd.get());
+    return true;
+  }
+
+  const int rank_;
+  const std::function<void()> check_;
+  std::vector<One> under_way_;
 };
-
-UniqueFd make_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
-
-UniqueFd listen_at(const std::string& address, int peers, int& port) {
-  const Resolved at(address, 0);
-  if (!at.info) return {};
-  UniqueFd fd = make_socket(at.info->ai_family);
-  sockaddr_storage bound{};
-  socklen_t length = sizeof(bound);
-  if (!fd || ::bind(fd.get(), at.info->ai_addr, at.info->ai_addrlen) != 0 || ::listen(fd.get(), std::max(peers, 16)) != 0 ||
-      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
-    return {};
-  port = ntohs(bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
-                                          : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
-  return fd;
-}
-
-/// Whether `events` came within the limit.
-bool wait_for(int fd, short events, Clock::time_point limit, const std::function<void()>& check) {
-  while (Clock::now() < limit) {
-    pollfd one{fd, events, 0};
-    if (::poll(&one, 1, 50) > 0) return true;
-    if (check) check();
-  }
-  return false;
-}
-
-void keep_alive(int fd) {
-  const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); };
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
-}
-
-UniqueFd call(const Card& card, int rank, const std::function<void()>& check) {
-  const Resolved at(card.address, card.port);
-  if (!at.info || card.port == 0) return {};
-  UniqueFd fd = make_socket(at.info->ai_family);
-  if (!fd) return {};
-  if (::connect(fd.get(), at.info->ai_addr, at.info->ai_addrlen) != 0) {
-    int error = errno;
-    socklen_t length = sizeof(error);
-    if (error != EINPROGRESS || !wait_for(fd.get(), POLLOUT, Clock::now() + kConnectLimit, check)) return {};
-    if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return {};
-  }
-  const Greeting greeting{card.cookie, rank};
-  if (::send(fd.get(), &greeting, sizeof(greeting), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting))) return {};
-  keep_alive(fd.get());
-  return fd;
-}
 
 /// The next caller that knows the cookie, and its rank; none when the limit passes.
 std::pair<int, UniqueFd> answer(int listener, std::uint64_t cookie, Clock::time_point limit, const std::function<void()>& check) {
   while (wait_for(listener, POLLIN, limit, check)) {
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd fd = accept_from(listener);
     Greeting greeting;
     if (!fd || !wait_for(fd.get(), POLLIN, limit, check)) continue;
     if (::recv(fd.get(), &greeting, sizeof(greeting), 0) != static_cast<ssize_t>(sizeof(greeting)) || greeting.cookie != cookie) continue;
@@ -133,11 +118,11 @@ std::unique_ptr<RemoteWatch> RemoteWatch::connect(const HostMap& map, int rank, 
   Card mine{address, 0, (static_cast<std::uint64_t>(random()) << 32 | random()) >> 1};
   const UniqueFd listener = listen_at(address, map.world_size(), mine.port);
   const auto cards = exchange(mine.text());
+  Calls under_way(rank, check);
+  for (int peer = rank + 1; peer < map.world_size(); ++peer)
+    if (is_remote(peer)) under_way.start(peer, Card::parse(cards[static_cast<std::size_t>(peer)]));
   std::string reached;
-  for (int peer = rank + 1; peer < map.world_size(); ++peer) {
-    if (!is_remote(peer)) continue;
-    UniqueFd fd = call(Card::parse(cards[static_cast<std::size_t>(peer)]), rank, check);
-    if (!fd) continue;
+  for (auto& [peer, fd] : under_way.finish()) {
     reached += cat(peer, ",");
     watch->peers_.push_back({peer, std::move(fd), {}, false, false});
   }
@@ -145,8 +130,8 @@ std::unique_ptr<RemoteWatch> RemoteWatch::connect(const HostMap& map, int rank, 
   int calls = 0;
   for (int peer = 0; peer < rank; ++peer)
     if (is_remote(peer)) calls += ("," + reports[static_cast<std::size_t>(peer)]).find(cat(",", rank, ",")) != std::string::npos;
-  for (; calls > 0 && listener; --calls) {
-    auto [peer, fd] = answer(listener.get(), mine.cookie, Clock::now() + kConnectLimit, check);
+  for (const auto limit = Clock::now() + kConnectLimit; calls > 0 && listener; --calls) {
+    auto [peer, fd] = answer(listener.get(), mine.cookie, limit, check);
     if (peer >= 0) watch->peers_.push_back({peer, std::move(fd), {}, true, false});
   }
   return watch;

@@ -1,11 +1,12 @@
 #include "comm/stall_watch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -19,24 +20,24 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr double kToldAfter_s = 1;
-constexpr auto kEvery = 1s;
-constexpr char kNowhere = '-', kWaits = 'W', kCalls = 'C';
+constexpr std::chrono::milliseconds kSoon = 200ms, kEvery = 1s;  // between looks: the first few, the others
+constexpr int kSoonLooks = 10;
+constexpr auto kExplainFor = 1500ms;
+constexpr char kNowhere = '-', kWaits = 'W';
 
 /// What a rank says of itself.
 struct Where {
   char kind = kNowhere;
   std::int64_t index = -1;
-  std::string text;
+  Doing doing;
 
-  std::string pack() const { return cat(kind, ' ', index, ' ', text); }
+  std::string pack() const { return cat(kind, ' ', index, ' ', doing.bytes, ' ', doing.op, ' ', doing.text); }
   static Where parse(const std::string& packed) {
     Where where;
-    if (packed.size() < 4 || (packed[0] != kWaits && packed[0] != kCalls)) return where;
-    char* end = nullptr;
-    where.index = std::strtoll(packed.c_str() + 1, &end, 10);
-    where.kind = packed[0];
-    where.text = *end == ' ' ? end + 1 : end;
-    return where;
+    std::istringstream words(packed);
+    words >> where.kind >> where.index >> where.doing.bytes >> where.doing.op;
+    std::getline(words >> std::ws, where.doing.text);
+    return words.fail() || where.kind != kWaits ? Where{} : where;
   }
 };
 
@@ -50,6 +51,8 @@ struct StallWatch::State {
   Where mine;
   std::vector<Where> seen;  // by rank
   bool told = false;        // the store may have something of this rank's
+  bool fresh = false;       // this rank's words, since the thread told them
+  int looks = 0;
   bool stop = false, in_store = false;
   std::atomic<bool> active{false};
   std::thread thread;
@@ -63,6 +66,8 @@ void StallWatch::State::talk(std::unique_lock<std::mutex>& lock) {
   const std::string text = mine.pack();
   const bool waits = mine.kind != kNowhere;
   in_store = true;
+  fresh = false;
+  ++looks;
   lock.unlock();
   std::vector<Where> news(static_cast<std::size_t>(size));
   try {
@@ -85,7 +90,8 @@ void StallWatch::State::work(const std::shared_ptr<State>& state) {
   while (!state->stop) {
     if (state->mine.kind != kNowhere || state->told) {
       state->talk(lock);
-      state->changed.wait_for(lock, kEvery, [&] { return state->stop || (state->mine.kind == kNowhere && state->told); });
+      state->changed.wait_for(lock, state->looks < kSoonLooks ? kSoon : kEvery,
+                              [&] { return state->stop || state->fresh || (state->mine.kind == kNowhere && state->told); });
     } else {
       state->changed.wait(lock);
     }
@@ -112,16 +118,16 @@ StallWatch::~StallWatch() {
   busy ? state_->thread.detach() : state_->thread.join();
 }
 
-void StallWatch::tell(char kind, std::int64_t index, std::string_view text) {
+void StallWatch::tell(std::int64_t index, Doing doing) {
   const std::lock_guard lock(state_->mutex);
-  state_->mine = {kind, index, std::string(text)};
+  state_->mine = {kWaits, index, std::move(doing)};
   for (auto& where : state_->seen) where = {};
   state_->active = true;
+  state_->fresh = true;
+  state_->looks = 0;
   if (!state_->thread.joinable()) state_->thread = std::thread([state = state_] { State::work(state); });
   state_->changed.notify_all();
 }
-
-void StallWatch::announce(std::int64_t index, std::string_view call) { tell(kCalls, index, call); }
 
 void StallWatch::leave() {
   if (!state_->active.load(std::memory_order_acquire)) return;
@@ -132,28 +138,54 @@ void StallWatch::leave() {
   reported_ = false;
 }
 
-void StallWatch::waiting(std::int64_t index, std::string_view where, double waited_s) {
+std::string StallWatch::other_call(bool sizes) const {
+  const Where& mine = state_->mine;
+  for (int peer = 0; peer < state_->size; ++peer) {
+    const Where& its = state_->seen[static_cast<std::size_t>(peer)];
+    if (its.kind == kNowhere || its.index != mine.index) continue;
+    const bool resized = sizes && its.doing.bytes != mine.doing.bytes;
+    if (its.doing.op == mine.doing.op && !resized) continue;
+    const auto in = [&](const Where& where) { return cat(where.doing.text, resized ? cat(" (", where.doing.bytes, " bytes)") : ""); };
+    return cat("the ranks are in different calls: rank ", rank_, " is in ", in(mine), ", rank ", peer, " is in ", in(its),
+               "; every rank must make the same calls in the same order");
+  }
+  return {};
+}
+
+void StallWatch::waiting(std::int64_t index, const Doing& doing, double waited_s) {
   if (waited_s < kToldAfter_s) return;
-  if (!state_->active.load(std::memory_order_acquire)) tell(kWaits, index, where);
+  if (!state_->active.load(std::memory_order_acquire)) tell(index, doing);
   std::string other;
   bool lowest = true;
   {
     const std::lock_guard lock(state_->mutex);
-    const Where& mine = state_->mine;
-    for (int peer = 0; peer < state_->size; ++peer) {
-      const Where& its = state_->seen[static_cast<std::size_t>(peer)];
-      if (peer < rank_ && its.kind != kNowhere) lowest = false;
-      if (its.kind != kNowhere && its.index == mine.index && its.kind != mine.kind && other.empty())
-        other = cat("rank ", rank_, " is in ", mine.text, ", rank ", peer, " is in ", its.text);
-    }
+    other = other_call(false);
+    for (int peer = 0; peer < rank_; ++peer)
+      if (state_->seen[static_cast<std::size_t>(peer)].kind != kNowhere) lowest = false;
   }
-  if (!other.empty())
-    throw CommError(
-        cat("[comm.check_all_in] the ranks are in different calls: ", other, "; every rank must make the same calls in the same order"));
+  if (!other.empty()) throw CommError(cat("[comm.check_all_in] ", other));
   if (reported_ || report_after_s_ <= 0 || waited_s < report_after_s_) return;
   reported_ = true;
   if (!lowest) return;
   log_warning(rank_, cat("[comm] no progress for ", report_after_s_, " s, still waiting (until ", timeout_s_, " s): ", describe_ranks()));
+}
+
+// Who fails at once may be ahead of others, which tell where they are after a second of waiting.
+std::string StallWatch::explain(std::int64_t index, const Doing& doing) {
+  if (!state_->active.load(std::memory_order_acquire)) tell(index, doing);
+  const auto limit = std::chrono::steady_clock::now() + kExplainFor;
+  for (;;) {
+    {
+      const std::lock_guard lock(state_->mutex);
+      if (auto other = other_call(true); !other.empty()) return other;
+      const auto unknown =
+          std::count_if(state_->seen.begin(), state_->seen.end(), [](const Where& where) { return where.kind == kNowhere; });
+      if (unknown <= 1) break;  // this rank's own
+    }
+    if (std::chrono::steady_clock::now() > limit) break;
+    std::this_thread::sleep_for(20ms);
+  }
+  return describe_ranks();
 }
 
 std::string StallWatch::describe_ranks() const {
@@ -164,7 +196,8 @@ std::string StallWatch::describe_ranks() const {
     const Where& where = rank == rank_ ? state_->mine : state_->seen[static_cast<std::size_t>(rank)];
     auto& text = where.kind == kNowhere ? absent : waiting;
     if (!text.empty()) text += "; ";
-    text += cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ", where.text);
+    text +=
+        cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ", where.doing.text);
   }
   return cat(absent, absent.empty() ? "" : "; ", waiting);  // first who is missing: messages are handed on cut
 }

@@ -3,8 +3,7 @@
 // reads there what the others say. Nothing is sent while all goes well.
 //
 // [Note: same place, other call] The collectives of a group are numbered, and a rank says which number it is in. A rank that is in number k
-// has not left it, and every rank must be in the same k: if one of them is there in check_all_in, and another in anything else, neither
-// can go on.
+// has not left it, and every rank must be in the same k: if two of them are there in different operations, neither can go on.
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -19,6 +18,13 @@ class Store;
 
 namespace unshard::comm {
 
+/// What a rank is doing in a collective, as others see it.
+struct Doing {
+  std::string op;
+  std::int64_t bytes = 0;  ///< alike on all ranks, or 0
+  std::string text;        ///< "step 3, all_gather 'engine.step'"
+};
+
 class StallWatch {
  public:
   /// `report_after_s`: then the lowest waiting rank logs once who is where.
@@ -27,11 +33,12 @@ class StallWatch {
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
-  /// This rank is in check_all_in: told at once.
-  void announce(std::int64_t index, std::string_view call);
-  /// Called about every 50 ms by a wait in collective number `index` ("step 3, all_gather 'engine.step'").
-  /// \throws CommError another rank is in another call at this place.
-  void waiting(std::int64_t index, std::string_view where, double waited_s);
+  /// Called about every 50 ms by a wait in collective number `index`.
+  /// \throws CommError another rank is in another operation at this place.
+  void waiting(std::int64_t index, const Doing& doing, double waited_s);
+  /// For an error in collective number `index` that says nothing of the others: "the ranks are in different calls: ..." where they are,
+  /// else describe_ranks(). Asks the store, for at most 1.5 s.
+  std::string explain(std::int64_t index, const Doing& doing);
   /// The collective has ended. Cheap where nothing was told.
   void leave();
   /// "rank 1 waits for nobody: it computes, or is stopped; rank 0: waiting in step 3, all_gather 'engine.step'"; empty where this rank
@@ -40,7 +47,9 @@ class StallWatch {
 
  private:
   struct State;
-  void tell(char kind, std::int64_t index, std::string_view text);
+  void tell(std::int64_t index, Doing doing);
+  /// "rank 0 is in ..., rank 1 is in ...", or empty. `sizes`: those count too. Under the state's lock.
+  std::string other_call(bool sizes) const;
   const int rank_;
   const double report_after_s_, timeout_s_;
   bool reported_ = false;

@@ -39,12 +39,6 @@ ReduceOp reduce_op(const std::string& name) {
   return name == "sum" ? ReduceOp::sum : name == "max" ? ReduceOp::max : ReduceOp::min;
 }
 
-// torch registers these classes with holders of its own, so the objects are reached by pointer and counted by their own counter.
-template <class T>
-c10::intrusive_ptr<T> shared(const py::object& object) {
-  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
-}
-
 CommHandle over_group(const py::object& group, const py::object& store, bool share_memory, double timeout_s, double collective_check_s,
                       const std::string& host, const RecordHandle* record) {
   auto c_group = shared<c10d::ProcessGroup>(group);
@@ -56,8 +50,8 @@ CommHandle over_group(const py::object& group, const py::object& store, bool sha
 
 void bind_factories(py::module_& module) {
   module.def("make_communicator", &over_group, py::arg("group"), py::arg("store"), py::arg("share_memory") = true,
-             py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0, py::arg("host") = "",
-             py::arg("record") = nullptr, "Communicator over a torch.distributed group; collective.");
+             py::arg("timeout_s") = 1800.0, py::arg("collective_check_s") = 60.0, py::arg("host") = "", py::arg("record") = nullptr,
+             "Communicator over a torch.distributed group; collective.");
   module.def(
       "single_process_communicator",
       [](double timeout_s, const RecordHandle* record) {

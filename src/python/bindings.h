@@ -17,6 +17,7 @@ void bind_errors(py::module_& module);
 void bind_config(py::module_& module);
 void bind_record(py::module_& module);
 void bind_comm(py::module_& module);
+void bind_roll_call(py::module_& module);
 void bind_zero(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_engine(py::module_& module);
@@ -54,6 +55,12 @@ using RecordHandle = Handle<RunRecord>;
 using CommHandle = Handle<Communicator>;
 using StoreHandle = Handle<ParameterStore>;
 using OptimizerHandle = Handle<Optimizer>;
+
+/// torch registers these classes with holders of its own, so the objects are reached by pointer and counted by their own counter.
+template <class T>
+c10::intrusive_ptr<T> shared(const py::object& object) {
+  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
+}
 
 /// Checks for Ctrl-C (and other signals) inside long waits; only the main thread of Python may run signal handlers.
 std::function<void()> interrupt_check();

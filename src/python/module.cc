@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   bind_config(module);
   bind_record(module);
   bind_comm(module);
+  bind_roll_call(module);
   bind_zero(module);
   bind_optim(module);
   bind_engine(module);
