@@ -46,11 +46,13 @@ void Engine::begin_forward() {
   s.set_phase(Phase::forward, {});
   s.store->check_storages();
   s.hooks.refresh(s.backward);
+  s.store->begin_forward();
   s.forward_start = Clock::now();
 }
 
 void Engine::end_forward() {
   auto& s = *state_;
+  s.store->end_forward();
   s.forward_ms += ms_since(s.forward_start);
   if (auto& timeline = s.comm->timeline(); timeline.is_on()) {
     const auto began = std::chrono::duration_cast<std::chrono::nanoseconds>(s.forward_start.time_since_epoch()).count();

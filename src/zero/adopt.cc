@@ -254,7 +254,7 @@ int StoreState::add(const at::Tensor& parameter, const std::string& name, bool p
   const std::lock_guard lock(mutex);
   entries.push_back(std::move(fresh));
   live.push_back(0);
-  trace.add(entry.info.layout.numel);
+  for (auto& each : modes) each.trace.add(entry.info.layout.numel);
   return entry.info.id;
 }
 

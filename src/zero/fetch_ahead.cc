@@ -1,10 +1,7 @@
 // Several hosts: following the plan. What it foresees is fetched ahead of the touches, by threads of all ranks of the host together.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
-#include "unshard/core/error.h"
-#include "unshard/core/log.h"
 #include "zero/gather_span.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
@@ -17,10 +14,11 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
   std::vector<Entry*> claimed;
   auto& copy = *state.host_copy;
   while (claimed.empty()) {
-    const auto index = state.follower->take();
+    auto& follower = state.follower();
+    const auto index = follower.take();
     if (!index) return {};
-    const auto& gather = state.follower->plan().gathers[*index];
-    const auto positions = state.follower->positions();
+    const auto& gather = follower.plan().gathers[*index];
+    const auto positions = follower.positions();
     for (const int id : gather.ids) {
       Entry& entry = *state.entries[static_cast<std::size_t>(id)];
       if (entry.elsewhere_numel == 0 || entry.unfenced.load()) continue;
@@ -28,7 +26,7 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
       bool spared = false;
       if (!copy.claim(id, entry.epoch.load(), &before)) continue;
       std::int64_t needed = INT64_MAX;
-      for (const auto position : positions) needed = std::min(needed, state.trace.distance_from(position, id));
+      for (const auto position : positions) needed = std::min(needed, state.trace().distance_from(position, id));
       if (before == Presence::stale ||
           state.make_host_room(entry.elsewhere_numel, entry.elsewhere_bytes(), state.options.max_live_numel, needed, &spared)) {
         claimed.push_back(&entry);
@@ -36,7 +34,7 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
       }
       copy.give_back(id, before);
       state.no_room = true;
-      state.follower->put_back(*index);
+      follower.put_back(*index);
       return claimed;
     }
   }
@@ -50,13 +48,13 @@ void run_fetch_ahead(StoreState& state) {
   for (;;) {
     state.fetch_wanted.wait(lock, [&] {
       if (state.stopping) return true;
-      return state.ahead_on && !state.no_room && copy.progress_waiters().load() == 0 && state.follower->has_work();
+      return state.ahead_on && !state.no_room && copy.progress_waiters().load() == 0 && state.follower().has_work();
     });
     if (state.stopping) return;
     copy.fetching_ahead().fetch_add(1);  // before room is taken: a touch that finds none knows whom to wait for
     ++state.prefetching;
     const auto claimed = claim_next_gather(state);
-    if (!claimed.empty() && state.follower->has_work()) state.fetch_wanted.notify_one();
+    if (!claimed.empty() && state.follower().has_work()) state.fetch_wanted.notify_one();
     lock.unlock();
     bool arrived = !claimed.empty();
     try {
@@ -78,33 +76,12 @@ void run_fetch_ahead(StoreState& state) {
   }
 }
 
-// One warning a store: what it cost in the turn that ends that ranks went different ways. Lock held.
-void report_divergence(StoreState& state, bool traces_differ) {
-  auto& turn = state.divergence;
-  const auto cost = cat("In step ", turn.step, " this rank fetched ", state.demanded_bytes.load() - turn.bytes,
-                        " bytes at a touch and not ahead of it, and waited ",
-                        std::llround(static_cast<double>(state.wait_ns.load() - turn.wait_ns) * 1e-6),
-                        " ms for bytes of other hosts. (Said once; stats().outside_plan goes on counting)");
-  const bool had_plan = state.follower->agreed() && !state.follower->plan().gathers.empty();
-  if (!turn.warned && traces_differ && had_plan && turn.touches > 0) {
-    turn.warned = true;
-    log_warning(state.rank, cat("ranks touched different parameters. Touches of this rank outside the plan that all had agreed on: ",
-                                turn.touches, ", the first of '", state.entries[static_cast<std::size_t>(turn.first)]->info.name,
-                                "'; they were served one-sided. ", cost));
-  } else if (!turn.warned && traces_differ && !had_plan && state.rank == 0) {
-    turn.warned = true;
-    log_warning(state.rank, cat("ranks touched different parameters, or in a different order, so that no plan is right for all of them; ",
-                                "each rank follows its own order. ", cost));
-  }
-  turn = {0, -1, state.comm->step(), state.demanded_bytes.load(), state.wait_ns.load(), turn.warned};
-}
-
 }  // namespace
 
 void StoreState::wake_fetch_ahead() {
   ahead_on = true;
   no_room = false;
-  if (lockstep.load(std::memory_order_relaxed) || inference || !follower->has_work()) return;
+  if (lockstep.load(std::memory_order_relaxed) || inference || !follower().has_work()) return;
   if (prefetch_threads.empty()) {
     // One request is under way a thread; with two the link doesn't idle between an answer and the next request.
     const int count = host_copy->local_ranks() == 1 ? 2 : 1;
@@ -115,52 +92,33 @@ void StoreState::wake_fetch_ahead() {
 
 // What the plan lets go after this use has gone once the host's last rank has passed it.
 static void let_go_as_planned(StoreState& state, int id) {
-  const auto& plan = state.follower->plan();
+  const auto& plan = state.follower().plan();
   Entry& entry = *state.entries[static_cast<std::size_t>(id)];
   if (plan.keeps_all || entry.elsewhere_numel == 0 || state.host_copy->users(id) > 0) return;
-  const auto positions = state.follower->positions();
-  const auto use = state.trace.last_use_before(state.trace.position(), id);
+  const auto positions = state.follower().positions();
+  const auto use = state.trace().last_use_before(state.trace().position(), id);
   const bool passed = use < *std::min_element(positions.begin(), positions.end());
   if (passed && use < plan.release_after.size() && plan.release_after[use]) state.let_memory_go(entry);
 }
 
 void StoreState::follow_plan(Entry& entry) {
   const int id = entry.info.id;
-  if (id == last_touched || inference) return;
+  if (inference) return;
+  note_mode(id);
+  if (id == last_touched) return;
   const int before = std::exchange(last_touched, id);
   const auto now = std::chrono::steady_clock::now();
   if (before >= 0) longest_now = std::max<std::chrono::nanoseconds>(longest_now, now - touched_at);
   longest_pause = std::max(longest_pause, longest_now);
   touched_at = now;
-  const bool expected = trace.advance(id);
-  follower->moved(trace.position());
+  const bool expected = trace().advance(id);
+  follower().moved(trace().position());
   if (host_copy->progress_waiters().load() > 0) host_copy->notify();
   if (before >= 0) let_go_as_planned(*this, before);
-  if (!expected && follower->agreed() && !trace.followed().empty()) {
+  if (!expected && follower().agreed() && !trace().followed().empty()) {
     outside_plan.fetch_add(1, std::memory_order_relaxed);
-    if (divergence.touches++ == 0) divergence.first = id;
+    if (mode == Mode::train && divergence.touches++ == 0) divergence.first = id;
   }
-  wake_fetch_ahead();
-}
-
-// The plan is made when the trace is another one than before. Where all ranks' traces are equal they follow one plan together.
-void StoreState::begin_turn() {
-  const bool recorded = !trace.recorded().empty();
-  const bool fresh = options_changed || (recorded && trace.recorded() != trace.followed());
-  const bool settled = settled_trace.hash == trace.recorded_hash() && settled_trace.touches == trace.recorded().size();
-  const bool agreed = recorded ? settled && settled_trace.equal : follower->agreed();
-  report_divergence(*this, recorded && settled && !settled_trace.equal);
-  trace.begin_step();
-  last_touched = -1;
-  longest_pause = std::exchange(longest_now, std::chrono::nanoseconds(0));
-  if (fresh) {
-    std::vector<PlanParameter> parameters;
-    for (const auto& entry : entries) parameters.push_back({entry->info.layout.numel, entry->elsewhere_numel, entry->elsewhere_bytes()});
-    follower->set_plan(
-        make_plan(trace.followed(), parameters, {options.max_live_numel, options.prefetch_numel, options.max_reuse_distance}));
-    options_changed = false;
-  }
-  follower->begin(agreed);
   wake_fetch_ahead();
 }
 

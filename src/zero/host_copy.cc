@@ -42,7 +42,9 @@ struct HostCopy::Header {
   std::atomic<std::int64_t> live_bytes, peak_numel, peak_bytes;
   std::atomic<std::int32_t> fetching_ahead, progress_waiters;
   std::atomic<std::uint64_t> ended_ahead;
-  alignas(kLine) std::atomic<std::uint64_t> cursor;
+  struct alignas(kLine) Cursor {
+    std::atomic<std::uint64_t> word;
+  } cursors[kPlans];
 };
 
 HostCopy::HostCopy(HostGroup& host) : host_(host), header_bytes_(sizeof(Header) + kLine * static_cast<std::size_t>(host.size())) {
@@ -58,11 +60,21 @@ HostCopy::Cell& HostCopy::cell(int id) const {
 int HostCopy::local_rank() const { return host_.rank(); }
 int HostCopy::local_ranks() const { return host_.size(); }
 
-std::atomic<std::uint64_t>& HostCopy::progress(int local_rank) {
+std::atomic<std::uint64_t>& HostCopy::progress(std::size_t plan, int local_rank) {
+  static_assert(kPlans * sizeof(std::atomic<std::uint64_t>) <= kLine);
   auto* line = segment_->data() + sizeof(Header) + kLine * static_cast<std::size_t>(local_rank);
-  return *reinterpret_cast<std::atomic<std::uint64_t>*>(line);
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(line)[plan];
 }
-std::atomic<std::uint64_t>& HostCopy::cursor() { return header().cursor; }
+std::atomic<std::uint64_t>& HostCopy::cursor(std::size_t plan) { return header().cursors[plan].word; }
+
+std::uint64_t HostCopy::others_progress() {
+  std::uint64_t sum = 0;
+  for (int rank = 0; rank < local_ranks(); ++rank) {
+    for (std::size_t plan = 0; plan < kPlans && rank != local_rank(); ++plan)
+      sum += progress(plan, rank).load(std::memory_order_acquire) * (2 * (static_cast<unsigned>(rank) * kPlans + plan) + 1);
+  }
+  return sum;
+}
 
 void HostCopy::add(int id, const std::string& name, const std::function<void()>& set_up) {
   const auto needed = header_bytes_ + (static_cast<std::size_t>(id) + 1) * sizeof(Cell);

@@ -86,13 +86,14 @@ class HostCopy {
 
   int local_rank() const;
   int local_ranks() const;
-  // Where the host's ranks are in the agreed plan: (turn, position) packed by pack(); turns count begin_step() calls.
-  std::atomic<std::uint64_t>& progress(int local_rank);
-  /// (turn, index) of the plan's next gather, which whoever is free takes.
-  std::atomic<std::uint64_t>& cursor();
-  static constexpr std::uint64_t pack(std::uint32_t turn, std::uint32_t position) { return (std::uint64_t{turn} << 32) | position; }
-  static constexpr std::uint32_t turn_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
-  static constexpr std::uint32_t position_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+  // Several plans may be under way, one a mode. See PlanFollower for the words.
+  static constexpr std::size_t kPlans = 3;
+  /// Where a rank of this host is in a plan.
+  std::atomic<std::uint64_t>& progress(std::size_t plan, int local_rank);
+  /// A plan's next gather, which whoever is free takes.
+  std::atomic<std::uint64_t>& cursor(std::size_t plan);
+  /// A number that changes when another rank of the host moves in any plan.
+  std::uint64_t others_progress();
 
  private:
   struct Cell;

@@ -46,10 +46,7 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
   Pass pass;
   auto& copy = *state.host_copy;
   pass.ended_ahead = copy.ended_ahead().load();
-  {
-    const std::lock_guard lock(state.mutex);
-    pass.others_progress = state.follower->others_progress();
-  }
+  pass.others_progress = copy.others_progress();
   std::int64_t bytes = 0;
   for (auto* entry : wanted) {
     const int id = entry->info.id;
@@ -100,7 +97,7 @@ void wait_for_room(StoreState& state, const Pass& pass) {
     copy.wait_until(
         [&] {
           if (pass.others_fetch) return copy.ended_ahead().load() != pass.ended_ahead;
-          return state.follower->others_progress() != pass.others_progress || Clock::now() > deadline;
+          return copy.others_progress() != pass.others_progress || Clock::now() > deadline;
         },
         "room for a parameter of another host");
   } catch (...) {
@@ -110,7 +107,7 @@ void wait_for_room(StoreState& state, const Pass& pass) {
   copy.progress_waiters().fetch_sub(1);
   if (pass.others_fetch) return;
   const std::lock_guard lock(state.mutex);
-  if (state.follower->others_progress() == pass.others_progress) state.impatient_at = pass.others_progress;
+  if (copy.others_progress() == pass.others_progress) state.impatient_at = pass.others_progress;
 }
 
 }  // namespace
@@ -206,9 +203,9 @@ bool StoreState::let_memory_go(Entry& entry) {
 namespace {
 
 // When any rank of the host that follows the same plan needs it next.
-std::int64_t distance_on_host(const StoreState& state, const PlanFollower::Positions& positions, int id) {
+std::int64_t distance_on_host(StoreState& state, const PlanFollower::Positions& positions, int id) {
   std::int64_t nearest = INT64_MAX;
-  for (const auto position : positions) nearest = std::min(nearest, state.trace.distance_from(position, id));
+  for (const auto position : positions) nearest = std::min(nearest, state.trace().distance_from(position, id));
   return nearest;
 }
 
@@ -218,7 +215,7 @@ std::int64_t distance_on_host(const StoreState& state, const PlanFollower::Posit
 bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit, std::int64_t beyond, bool* spared) {
   const auto take = [&] { return host_copy->take_room(numel, bytes, limit); };
   if (take()) return true;
-  const auto positions = follower->positions();
+  const auto positions = follower().positions();
   const auto slowest = *std::min_element(positions.begin(), positions.end());
   std::vector<std::pair<std::int64_t, Entry*>> candidates;
   for (const auto& entry : entries) {
@@ -230,7 +227,7 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
     } else if (presence == Presence::present) {
       const auto distance = distance_on_host(*this, positions, id);
       if (distance <= beyond) continue;
-      const auto last_use = trace.last_use_before(trace.position(), id);
+      const auto last_use = trace().last_use_before(trace().position(), id);
       if (spared && last_use != SIZE_MAX && last_use >= slowest) {  // a slower rank has that use before it
         *spared = true;
         continue;
@@ -252,7 +249,7 @@ void StoreState::shrink_to_budget() {
 }
 
 bool StoreState::spares_slower() {
-  return follower->agreed() && host_copy->local_ranks() > 1 && follower->others_progress() != impatient_at;
+  return follower().agreed() && host_copy->local_ranks() > 1 && host_copy->others_progress() != impatient_at;
 }
 
 void StoreState::refresh_held(const std::vector<int>& ids) {

@@ -1,4 +1,5 @@
 // Several hosts, one copy of the parameters on each: what crosses the link, what memory is held, what divergence does.
+#include <ATen/core/grad_mode.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -301,7 +302,20 @@ TEST(HostsThatEnd, ATouchOfTheirPiecesIsAnErrorOnEveryRankOfTheOthers) {
   });
 }
 
-// Ranks go their own ways: branches, skipped parts, extra touches, early ends, writes; then they meet and all values are right.
+// Passes without gradients, through the engine's forward or not, some cut short.
+void evaluate_at_random(ParameterStore& store, const Model& model, std::mt19937& random) {
+  const at::NoGradGuard no_grad;
+  const bool forward = random() % 2;
+  for (auto passes = random() % 4; passes > 0; --passes) {
+    if (forward) store.begin_forward();
+    for (std::size_t k = random() % 2, end = random() % 5 ? model.size() : random() % model.size(); k < end; k += 1 + random() % 2)
+      ASSERT_NO_FATAL_FAILURE(model.expect(k));
+    if (forward) store.end_forward();
+  }
+}
+
+// Ranks go their own ways: branches, skipped parts, extra touches, early ends, evaluations, writes; then they meet and all values are
+// right.
 void divergent_program(ParameterStore& store, unsigned seed, int rank, int steps) {
   std::mt19937 common(seed), own(seed * 131 + static_cast<unsigned>(rank));
   Model model(store, 8, 2 + static_cast<std::int64_t>(common() % 20));
@@ -309,6 +323,7 @@ void divergent_program(ParameterStore& store, unsigned seed, int rank, int steps
   const bool diverges = common() % 4 != 0;
   for (int step = 0; step < steps; ++step) {
     store.begin_step(step);
+    ASSERT_NO_FATAL_FAILURE(evaluate_at_random(store, model, diverges ? own : common));
     const bool early_end = diverges && own() % 5 == 0;
     const std::size_t end = early_end ? own() % model.size() : model.size();
     for (std::size_t k = 0; k < end; ++k) {

@@ -53,7 +53,7 @@ StoreState::StoreState(std::shared_ptr<Communicator> communicator, const StoreOp
       hosted(hosts_share_memory(*comm)),
       generation(process_generation()),
       derived(std::make_shared<DerivedSet>()),
-      trace(trace_options(store_options)) {
+      modes{ModeState(trace_options(store_options)), ModeState(trace_options(store_options)), ModeState(trace_options(store_options))} {
   if (shared || hosted) {
     segment = comm->local_host()->create_segment("parameters", 4096, kAddressSpace);
     counters = std::make_unique<WriteCounters>(*comm);
@@ -61,7 +61,7 @@ StoreState::StoreState(std::shared_ptr<Communicator> communicator, const StoreOp
   std::vector<int> nearby;
   if (hosted) {
     host_copy = std::make_unique<HostCopy>(*comm->local_host());
-    follower = std::make_unique<PlanFollower>(*host_copy);
+    for (std::size_t i = 0; i < kModes; ++i) modes[i].follower = std::make_unique<PlanFollower>(*host_copy, i);
     elsewhere = ranks_elsewhere(*comm);
     const auto hosts = comm->hosts();
     for (int peer = 0; peer < world; ++peer) {
@@ -179,8 +179,10 @@ void ParameterStore::rename(int id, const std::string& name) { state_->rename(id
 void ParameterStore::set_options(const StoreOptions& options) {
   const std::lock_guard lock(state_->mutex);
   state_->options = options;
-  state_->trace.set_options(trace_options(options));
-  state_->options_changed = true;
+  for (auto& mode : state_->modes) {
+    mode.trace.set_options(trace_options(options));
+    mode.plan_is_old = true;
+  }
 }
 
 int ParameterStore::find(const at::Tensor& tensor) const {
@@ -225,11 +227,10 @@ void ParameterStore::release_gathered() { state_->release_gathered(); }
 
 void ParameterStore::begin_step(std::int64_t step) {
   state_->comm->set_step(step);
-  const std::lock_guard lock(state_->mutex);
-  if (state_->host_copy && !state_->released) return state_->begin_turn();
-  state_->trace.begin_step();
-  state_->last_touched = -1;
+  state_->begin_step();
 }
+void ParameterStore::begin_forward() { state_->begin_forward(); }
+void ParameterStore::end_forward() { state_->end_forward(); }
 
 void ParameterStore::set_lockstep_writes(bool on) { state_->lockstep = on; }
 void ParameterStore::release_all() { state_->release_all(/*communicate=*/true); }

@@ -13,12 +13,22 @@
 
 namespace unshard::zero {
 
+// [Note: turns] A turn is a step, or a pass of one (evaluation). Its number holds the step, of which every rank begins as many, and the
+// pass since then, of which ranks may begin unequally many: they are together again at the next step. A word of shared memory holds a turn
+// and a place in it; comparing turns goes round.
 class PlanFollower {
  public:
-  explicit PlanFollower(HostCopy& host_copy);
+  /// \param plan  which of the host's plans this is.
+  PlanFollower(HostCopy& host_copy, std::size_t plan);
 
-  /// A new turn, at the plan's head. \param agreed  all ranks follow this plan. Every rank begins as many turns.
-  void begin(bool agreed);
+  void begin_step();  ///< a new turn, at the plan's head
+  void begin_pass();  ///< likewise, inside a step
+  /// No turn of this rank's is under way until the next one begins: others don't take it for a slow one.
+  void leave();
+  /// Work goes on where it was. What was brought in ahead of it may have gone.
+  void resume();
+  /// All ranks follow this plan.
+  void set_agreed(bool agreed) { agreed_ = agreed; }
   void set_plan(Plan plan) { plan_ = std::move(plan); }
   const Plan& plan() const { return plan_; }
   bool agreed() const { return agreed_; }
@@ -35,17 +45,19 @@ class PlanFollower {
   using Positions = c10::SmallVector<std::size_t, 8>;
   /// Positions of the host's ranks that follow the same plan (own one included); of a rank that has yet to begin the turn: 0.
   Positions positions();
-  /// A number that changes when another rank of the host moves.
-  std::uint64_t others_progress();
 
  private:
-  std::atomic<std::uint64_t>& cursor() { return agreed_ ? host_copy_.cursor() : own_cursor_; }
+  std::atomic<std::uint64_t>& cursor() { return agreed_ ? host_copy_.cursor(plan_index_) : own_cursor_; }
+  std::atomic<std::uint64_t>& own_progress();
+  void begin(std::uint64_t turn);
   std::size_t index_of(std::uint64_t cursor_word) const;
+  void start_over_from(std::size_t index);
 
   HostCopy& host_copy_;
+  const std::size_t plan_index_;
   Plan plan_;
   bool agreed_ = false;
-  std::uint32_t turn_ = 0;
+  std::uint64_t turn_ = 0;
   std::size_t position_ = 0;
   std::atomic<std::uint64_t> own_cursor_{0};
 };

@@ -49,9 +49,11 @@ void run_prefetch(StoreState& state) {
 }  // namespace
 
 void StoreState::follow_trace(Entry& entry) {
-  if (entry.info.id == last_touched || inference) return;
+  if (inference) return;
+  note_mode(entry.info.id);
+  if (entry.info.id == last_touched) return;
   last_touched = entry.info.id;
-  const auto advice = trace.touch(entry.info.id, live, live_numel);
+  const auto advice = trace().touch(entry.info.id, live, live_numel);
   if (lockstep.load(std::memory_order_relaxed)) return;  // peers may be writing
   bool wanted = false;
   for (const int id : advice.fetch) {

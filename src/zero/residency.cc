@@ -40,7 +40,7 @@ void release_until(StoreState& state, std::int64_t limit) {
     if (entry->residence == Residence::gathered && entry->pins == 0 && !entry->home) candidates.push_back(entry->info.id);
   }
   if (candidates.empty()) return;
-  for (const int id : state.trace.release_order(candidates)) {
+  for (const int id : state.trace().release_order(candidates)) {
     state.release_copy(*state.entries[static_cast<std::size_t>(id)]);
     if (state.live_numel <= limit) return;
   }
@@ -58,7 +58,7 @@ bool make_room(StoreState& state, const Entry& entry, std::unique_lock<std::mute
 
 void let_go(StoreState& state, Entry& entry) {
   if (state.live_numel > state.options.max_live_numel) return release_until(state, state.options.max_live_numel);
-  const auto distance = state.trace.distance_to_next_use(entry.info.id);
+  const auto distance = state.trace().distance_to_next_use(entry.info.id);
   if (distance != INT64_MAX && distance > state.options.max_reuse_distance) state.release_copy(entry);
 }
 

@@ -48,19 +48,32 @@ std::vector<Bitmap> exchange_bitmaps(StoreState& state, const Bitmap& mine) {
   return all;
 }
 
-// Whether ranks touched alike travels behind the bitmaps: the hash of this step's touches so far.
-void append_trace(StoreState& state, Bitmap& mine) {
+constexpr std::size_t kHashBytes = sizeof(std::uint64_t);
+
+// Whether ranks touched alike travels behind the bitmaps: of each mode the hash of the touches that its next plan is made of, which are
+// those of this step so far, and of the last whole pass.
+void append_traces(StoreState& state, Bitmap& mine) {
   const std::lock_guard lock(state.mutex);
-  state.settled_trace = {state.trace.recorded_hash(), state.trace.recorded().size(), false};
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(&state.settled_trace.hash);
-  mine.insert(mine.end(), bytes, bytes + sizeof state.settled_trace.hash);
+  state.close_pass();
+  for (auto& mode : state.modes) {
+    const auto& trace = mode.trace;
+    if (&mode == &state.of(Mode::train)) {
+      mode.settled = {trace.recorded_hash(), trace.recorded().size(), false};
+    } else {
+      mode.settled = {trace.followed_hash(), trace.followed().size(), false};
+    }
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&mode.settled.hash);
+    mine.insert(mine.end(), bytes, bytes + kHashBytes);
+  }
 }
 
 void compare_traces(StoreState& state, const std::vector<Bitmap>& all) {
   const std::lock_guard lock(state.mutex);
-  constexpr auto bytes = static_cast<std::ptrdiff_t>(sizeof state.settled_trace.hash);
-  state.settled_trace.equal = std::all_of(
-      all.begin(), all.end(), [&](const Bitmap& bitmap) { return std::equal(bitmap.end() - bytes, bitmap.end(), all[0].end() - bytes); });
+  for (std::size_t mode = 0; mode < kModes; ++mode) {
+    const auto hash = [&](const Bitmap& bitmap) { return bitmap.end() - static_cast<std::ptrdiff_t>((kModes - mode) * kHashBytes); };
+    state.modes[mode].settled.equal = std::all_of(
+        all.begin(), all.end(), [&](const Bitmap& bitmap) { return std::equal(hash(bitmap), hash(bitmap) + kHashBytes, hash(all[0])); });
+  }
 }
 
 // What peers pulled from this rank since the last agreed point. Here, and not when it is sent: counts are read without a lock.
@@ -164,9 +177,9 @@ std::vector<int> StoreState::settle() {
     if (entry->changed) mine[static_cast<std::size_t>(entry->info.id) / 8] |= static_cast<std::uint8_t>(1U << (entry->info.id % 8));
     entry->changed = false;
   }
-  if (follower) append_trace(*this, mine);
+  if (host_copy) append_traces(*this, mine);
   const auto all = exchange_bitmaps(*this, mine);
-  if (follower) compare_traces(*this, all);
+  if (host_copy) compare_traces(*this, all);
   mark_fenced();
   count_pulls(*this);
   std::vector<int> changed;

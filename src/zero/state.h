@@ -1,6 +1,7 @@
 #pragma once
 // Everything a store holds; its work is split by subject: residency.cc, prefetch.cc, adopt.cc, settle.cc, publish.cc, edit.cc,
-// release.cc; host_residency.cc and fetch_ahead.cc for one copy of the parameters a host.
+// release.cc, turns.cc; host_residency.cc and fetch_ahead.cc for one copy of the parameters a host.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,6 +17,7 @@
 #include "zero/derived.h"
 #include "zero/entry.h"
 #include "zero/host_copy.h"
+#include "zero/mode.h"
 #include "zero/plan_follower.h"
 #include "zero/shard_service.h"
 #include "zero/trace.h"
@@ -23,13 +25,30 @@
 
 namespace unshard::zero {
 
-/// What touches outside the agreed plan cost in this turn.
+/// What touches outside the agreed plan cost in this step.
 struct Divergence {
   std::int64_t touches = 0;
   int first = -1;                                 ///< parameter
-  std::int64_t step = 0, bytes = 0, wait_ns = 0;  ///< when the turn began: training step, fetched for touches and waited so far
+  std::int64_t step = 0, bytes = 0, wait_ns = 0;  ///< when the step began: its number, fetched for touches and waited so far
   bool warned = false;
 };
+
+/// The touches of one mode, and what is made of them.
+struct ModeState {
+  explicit ModeState(const TraceOptions& options) : trace(options) {}
+
+  TouchTrace trace;
+  std::unique_ptr<PlanFollower> follower;  ///< hosted
+  bool plan_is_old = false;                ///< the trace, or an option, has changed since it was made
+  /// The trace that the next plan is made of as it was at the last agreed point, and whether all ranks had the same.
+  struct {
+    std::uint64_t hash = 0;
+    std::size_t touches = 0;
+    bool equal = false;
+  } settled;
+};
+
+static_assert(kModes == HostCopy::kPlans);
 
 struct StoreState {
   StoreState(std::shared_ptr<Communicator> communicator, const StoreOptions& store_options);
@@ -80,12 +99,22 @@ struct StoreState {
   void shrink_to_budget();                         ///< lock held
   bool spares_slower();                            ///< lock held; what a slower rank of the host is about to use stays, for now
   void follow_plan(Entry& entry);                  ///< lock held
-  void begin_turn();                               ///< lock held
   void refresh_held(const std::vector<int>& ids);  ///< those that something pins here get the new value, after a fence
   void set_up_home(Entry& entry);                  ///< its memory, by the first rank of the host to add it
 
   // fetch_ahead.cc
   void wake_fetch_ahead();  ///< lock held
+
+  // turns.cc: see [Note: modes].
+  void begin_step();
+  void begin_forward();
+  void end_forward();
+  void note_mode(int id);  ///< lock held; `id` is touched now
+  void close_pass();       ///< lock held; what the current mode has recorded is a whole pass
+  ModeState& of(Mode which) { return modes[static_cast<std::size_t>(which)]; }
+  ModeState& now() { return of(mode); }
+  TouchTrace& trace() { return now().trace; }
+  PlanFollower& follower() { return *now().follower; }
 
   // prefetch.cc
   void follow_trace(Entry& entry);  ///< lock held
@@ -124,13 +153,14 @@ struct StoreState {
   std::unique_ptr<WriteCounters> counters;     ///< shared or hosted
   std::unique_ptr<ShardService> service;       ///< private or hosted
   std::unique_ptr<HostCopy> host_copy;         ///< hosted
-  std::unique_ptr<PlanFollower> follower;      ///< hosted
   std::vector<std::pair<int, int>> elsewhere;  ///< hosted: runs [first, end) of ranks on other hosts
   std::shared_ptr<DerivedSet> derived;
 
   mutable std::mutex mutex;
   std::condition_variable filled, fetch_wanted;
-  TouchTrace trace;
+  std::array<ModeState, kModes> modes;
+  Mode mode = Mode::train;
+  Forward forward = Forward::none;
   std::vector<std::uint8_t> live;  ///< by id: gathered or being gathered
   std::int64_t live_numel = 0, live_bytes = 0, peak_live_bytes = 0;
   std::int64_t gathers = 0, prefetched = 0, pinned_entries = 0;
@@ -141,19 +171,12 @@ struct StoreState {
   bool stopping = false;
   std::vector<std::thread> prefetch_threads;
   bool ahead_on = false, no_room = false;  ///< hosted: fetching ahead is allowed; it waits for something to be let go
-  bool options_changed = false;            ///< the plan must be made anew
   /// Hosted: others' progress when waiting for it was in vain. Nothing is spared for slower ranks until it changes.
   std::uint64_t impatient_at = 0;
   std::chrono::nanoseconds longest_pause{0};  ///< between touches of this turn and the last
   std::chrono::nanoseconds longest_now{0};
   std::chrono::steady_clock::time_point touched_at;
   std::int64_t counted_sent = 0;  ///< of the service's bytes_sent(), what the communicator's counts hold
-  /// The recorded trace at the last agreed point, and whether all ranks had the same.
-  struct {
-    std::uint64_t hash = 0;
-    std::size_t touches = 0;
-    bool equal = false;
-  } settled_trace;
   Divergence divergence;
 
   std::atomic<std::int64_t> touches{0}, wait_ns{0}, outside_plan{0}, demanded_bytes{0};

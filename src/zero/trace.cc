@@ -8,7 +8,7 @@
 namespace unshard {
 namespace {
 // A step that never ends (generation for hours) must not grow memory for ever; what is beyond this is simply not foreseen.
-constexpr std::size_t kMaxRecorded = std::size_t{1} << 20;
+constexpr std::size_t kMaxRecorded = (std::size_t{1} << 20) - 1;
 constexpr std::size_t kNowhere = SIZE_MAX;
 }  // namespace
 
@@ -18,14 +18,16 @@ struct TouchTrace::State {
   std::vector<int> trace, recorded;            // the last step's touches; this step's
   std::vector<std::int64_t> elements_before;   // by position in `trace`: elements touched before it; one entry more than `trace`
   std::vector<std::vector<std::size_t>> uses;  // by id: positions in `trace`, rising
-  std::uint64_t recorded_hash = 0;             // of `recorded`
-  std::size_t next = 0;                        // position in `trace` of the touch that is expected next
-  int last = -1;                               // id touched last
-  std::vector<std::uint64_t> seen;             // by id: equal to `stamp` when the current walk has met it
+  std::uint64_t trace_hash = 0, recorded_hash = 0;
+  std::uint64_t odd_hash = 0;       // of the last pass that was much shorter than the trace
+  std::size_t next = 0;             // position in `trace` of the touch that is expected next
+  int last = -1;                    // id touched last
+  std::vector<std::uint64_t> seen;  // by id: equal to `stamp` when the current walk has met it
   std::uint64_t stamp = 0;
 
   bool follows(std::size_t position, int previous) const { return position > 0 && trace[position - 1] == previous; }
   std::size_t locate(int id) const;
+  bool start(bool follow_recorded);
   void walk(const std::vector<std::uint8_t>& live, std::int64_t live_numel, TraceAdvice& advice);
   std::size_t next_use(std::size_t from, int id) const;
   std::int64_t distance(std::size_t from, int id) const;
@@ -92,20 +94,36 @@ void TouchTrace::add(std::int64_t numel) {
   state_->seen.push_back(0);
 }
 
-void TouchTrace::begin_step() {
-  State& s = *state_;
-  s.next = 0;
-  s.last = -1;
-  if (s.recorded.empty()) return;
-  s.trace.swap(s.recorded);
-  s.recorded.clear();
-  s.recorded_hash = 0;
-  s.elements_before.assign(1, 0);
-  for (auto& places : s.uses) places.clear();
-  for (std::size_t position = 0; position < s.trace.size(); ++position) {
-    s.uses[s.trace[position]].push_back(position);
-    s.elements_before.push_back(s.elements_before.back() + s.numels[s.trace[position]]);
+bool TouchTrace::State::start(bool follow_recorded) {
+  next = 0;
+  last = -1;
+  const bool other = follow_recorded && recorded != trace;
+  if (other) {
+    trace.swap(recorded);
+    trace_hash = recorded_hash;
+    elements_before.assign(1, 0);
+    for (auto& places : uses) places.clear();
+    for (std::size_t position = 0; position < trace.size(); ++position) {
+      uses[trace[position]].push_back(position);
+      elements_before.push_back(elements_before.back() + numels[trace[position]]);
+    }
   }
+  recorded.clear();
+  recorded_hash = 0;
+  return other;
+}
+
+bool TouchTrace::begin_step() { return state_->start(/*follow_recorded=*/!state_->recorded.empty()); }
+
+bool TouchTrace::end_pass() {
+  State& s = *state_;
+  if (s.recorded.empty()) return s.start(false);
+  const bool fits = s.recorded.size() <= s.trace.size();
+  if (fits && std::equal(s.recorded.begin(), s.recorded.end(), s.trace.begin())) return s.start(false);
+  const bool odd = 2 * s.recorded.size() < s.trace.size();
+  const bool again = odd && s.recorded_hash == s.odd_hash;
+  s.odd_hash = odd ? s.recorded_hash : 0;
+  return s.start(!odd || again);
 }
 
 bool TouchTrace::advance(int id) {
@@ -133,6 +151,7 @@ std::size_t TouchTrace::position() const { return state_->next; }
 const std::vector<int>& TouchTrace::followed() const { return state_->trace; }
 const std::vector<int>& TouchTrace::recorded() const { return state_->recorded; }
 std::uint64_t TouchTrace::recorded_hash() const { return state_->recorded_hash; }
+std::uint64_t TouchTrace::followed_hash() const { return state_->trace_hash; }
 std::int64_t TouchTrace::distance_to_next_use(int id) const { return state_->distance(state_->next, id); }
 std::int64_t TouchTrace::distance_from(std::size_t position, int id) const { return state_->distance(position, id); }
 

@@ -29,8 +29,11 @@ class TouchTrace {
   ~TouchTrace();
   void set_options(const TraceOptions& options);
   void add(std::int64_t numel);
-  /// A new step: what was recorded becomes the trace to follow (if the step had any touches).
-  void begin_step();
+  /// A new step: what was recorded becomes the trace to follow (if the step had any touches). \return whether that is another one.
+  bool begin_step();
+  /// As begin_step(), for turns of which one is like the other and some are cut short: what is only the beginning of the trace followed
+  /// leaves it as it is, and so does anything less than half as long until it comes a second time.
+  bool end_pass();
   /// \param live  ids that are resident or being fetched, by id. \param live_numel their elements together.
   TraceAdvice touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel);
   /// The recording half of touch(): notes the touch and finds its place. \return whether it was the next one expected.
@@ -40,6 +43,7 @@ class TouchTrace {
   const std::vector<int>& followed() const;  ///< the trace of the step before: what is expected
   const std::vector<int>& recorded() const;  ///< this step's touches so far
   std::uint64_t recorded_hash() const;       ///< of recorded(); equal traces have equal ones
+  std::uint64_t followed_hash() const;
   /// As distance_to_next_use, seen from another place in followed().
   std::int64_t distance_from(std::size_t position, int id) const;
   /// The last expected use of `id` before `position`; SIZE_MAX: none.

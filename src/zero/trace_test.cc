@@ -117,6 +117,40 @@ TEST(TouchTrace, ReleasesWhatIsNeededLastFirst) {
   EXPECT_EQ(trace.release_order({1, 0, 3, 4, 2}), (std::vector<int>{0, 4, 3, 2, 1}));  // 0 and 4: not expected, as given
 }
 
+TEST(TouchTrace, APassThatIsCutShortLeavesTheTrace) {
+  Trace trace({1, 1, 1, 1, 1, 1}, {});
+  const auto pass = [&](const std::vector<int>& ids) {
+    for (const int id : ids) trace.advance(id);
+    return trace.end_pass();
+  };
+  const std::vector<int> whole{0, 1, 2, 3, 4};
+  EXPECT_TRUE(pass(whole));
+  const auto hash = trace.followed_hash();
+  EXPECT_FALSE(pass(whole));
+  EXPECT_FALSE(pass({0, 1, 2})) << "it ended early";
+  EXPECT_FALSE(pass({}));
+  EXPECT_FALSE(pass({5})) << "a look at a weight";
+  EXPECT_EQ(trace.followed(), whole);
+  EXPECT_EQ(trace.followed_hash(), hash);
+  EXPECT_TRUE(trace.recorded().empty());
+  EXPECT_EQ(trace.position(), 0U);
+  EXPECT_TRUE(pass({5})) << "a second time: this is what passes are like now";
+  EXPECT_TRUE(pass(whole));
+  EXPECT_EQ(trace.followed_hash(), hash) << "hashes tell nothing of the past";
+  EXPECT_TRUE(pass({0, 2, 4})) << "another one";
+}
+
+TEST(TouchTrace, ToldWhetherAStepChangedIt) {
+  Trace trace({1, 1}, {});
+  trace.advance(0);
+  EXPECT_TRUE(trace.begin_step());
+  trace.advance(0);
+  EXPECT_FALSE(trace.begin_step());
+  EXPECT_FALSE(trace.begin_step()) << "no touches";
+  trace.advance(1);
+  EXPECT_TRUE(trace.begin_step());
+}
+
 // A store in miniature: keeps what is touched or advised live, releases by release_order within the budget.
 class RandomPrograms : public testing::TestWithParam<int> {};
 

@@ -110,6 +110,40 @@ def finish(rank, world):
     _kept.clear()
 
 
+# ---- training, evaluation and generation take turns ---------------------------------------------------------------------------------
+def modes(rank, world, zero):
+    """Touches outside the plan once every mode has had its turn, and in a forward that no plan foresees."""
+    import unshard
+    model = Small()
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3, zero=zero))
+
+    def outside_plan():
+        return unshard.residency_stats(engine)["outside_plan"]
+
+    def turn(n):
+        for micro in range(2):
+            engine.backward(engine(ids(rank, n + micro)))
+            engine.step()
+        engine.eval()
+        with torch.no_grad():
+            for micro in range(1 + (rank + n) % 2):
+                engine(ids(rank, micro))
+        with torch.inference_mode():
+            for token in range(2 + rank):
+                model(ids(rank, token))
+        engine.train()
+    turn(0), turn(2)
+    before = outside_plan()
+    turn(4), turn(6)
+    between = outside_plan()
+    with torch.no_grad():
+        model.layers[2](torch.zeros(1, WIDTH))
+        model.layers[0](torch.zeros(1, WIDTH))
+    after = outside_plan()
+    engine.destroy()
+    return between - before, after - between
+
+
 # ---- many small layers -------------------------------------------------------------------------------------------------------------
 def tiny_layers(rank, world, layers):
     """Seconds of one step once the plan is made."""

@@ -161,6 +161,14 @@ def test_experts_unequal_forwards_and_phases(pools, place):
         pools[place].call(test_pains.phases, stage, limit=60)
 
 
+@pytest.mark.parametrize("zero", [{}, {"stage3_max_live_parameters": 500, "stage3_prefetch_bucket_size": 300}], ids=["room", "little"])
+@pytest.mark.parametrize("place", list(PLACES))
+def test_an_evaluation_leaves_the_training_plan_and_finds_its_own(pools, place, zero):
+    for outside, unforeseen in pools[place].call(across_hosts.modes, zero, limit=60):
+        assert outside == 0
+        assert unforeseen > 0
+
+
 def test_a_save_on_one_rank_is_named(hosts):
     with Zygotes(hosts) as zygotes, Pool.on_hosts(hosts, zygotes, [1, 1]) as pool:
         for o in pool.outcomes(test_pains.lonely_save, limit=40):

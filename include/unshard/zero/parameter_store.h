@@ -121,6 +121,10 @@ class ParameterStore : public std::enable_shared_from_this<ParameterStore> {
   void release_gathered();
   /// A new step begins: the trace of touches is replayed from its start (prefetch), counters of the step restart.
   void begin_step(std::int64_t step);
+  /// The model's forward begins and ends. One that begins with gradients off is an evaluation, whose touches have a trace and a plan of
+  /// their own. Not collective, and not needed: touches without gradients outside it, before those of the step, count as generation.
+  void begin_forward();
+  void end_forward();
 
   /// Values written inside are published at release (each rank its own slice) instead of at the next agreed point, so that no rank holds
   /// the whole model while all ranks run the same initialisation (zero.Init). A read then waits until every rank has written.
