@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <random>
+
+#include "zero/trace.h"
 
 namespace unshard::zero {
 namespace {
@@ -156,12 +159,95 @@ TEST_P(RandomPlans, StayWithinTheBudgetAndGatherBeforeUse) {
   EXPECT_EQ(gathered, plan.gathered_numel);
 }
 
-TEST_P(RandomPlans, AreEqualOnEveryRank) {
+// Ranks of several hosts, each with what it alone has seen. They exchange one hash, and decide by the hashes alone whether they follow one
+// plan.
+class Ranks {
+ public:
+  Ranks(const Program& program, const std::vector<int>& ranks_per_host, std::mt19937& random) : program_(program), random_(random) {
+    for (std::size_t host = 0; host < ranks_per_host.size(); ++host) {
+      for (int i = 0; i < ranks_per_host[host]; ++i) {
+        auto& rank = ranks_.emplace_back();
+        rank.host = host;
+        rank.trace = std::make_unique<TouchTrace>(TraceOptions{});
+        for (const auto& parameter : program.parameters) rank.trace->add(parameter.numel);
+      }
+    }
+  }
+
+  /// What may differ: what earlier steps touched, and how often in a row, or for how many operators, a parameter is touched.
+  void differ_in_the_past() {
+    for (auto& rank : ranks_) {
+      for (auto steps = random_() % 3; steps > 0; --steps) {
+        for (auto touches = random_() % 20; touches > 0; --touches) rank.touch(static_cast<int>(random_() % program_.parameters.size()));
+        random_() % 2 ? rank.trace->begin_step() : rank.trace->end_pass();
+      }
+      rank.trace->begin_step();
+    }
+  }
+  void run(std::size_t rank, const std::vector<int>& trace) {
+    for (const int id : trace) {
+      for (auto repeats = 1 + random_() % 3; repeats > 0; --repeats) ranks_[rank].touch(id);
+    }
+  }
+  bool agree() const {
+    return std::all_of(ranks_.begin(), ranks_.end(),
+                       [&](const Rank& rank) { return rank.trace->recorded_hash() == ranks_[0].trace->recorded_hash(); });
+  }
+  /// The next step's plan, as each rank makes it for itself.
+  std::vector<Plan> plans() {
+    std::vector<Plan> all;
+    for (auto& rank : ranks_) {
+      rank.trace->begin_step();
+      auto parameters = program_.parameters;
+      for (auto& parameter : parameters) {  // what rests elsewhere is another part of each on every host
+        parameter.gather_numel = parameter.gather_numel * static_cast<std::int64_t>(rank.host + 1) / 4;
+        parameter.gather_bytes = parameter.gather_numel * 2;
+      }
+      all.push_back(make_plan(rank.trace->followed(), parameters, program_.options));
+    }
+    return all;
+  }
+  std::size_t size() const { return ranks_.size(); }
+  std::size_t host_of(std::size_t rank) const { return ranks_[rank].host; }
+
+ private:
+  struct Rank {
+    std::size_t host = 0;
+    std::unique_ptr<TouchTrace> trace;
+    void touch(int id) { trace->touch(id, {}, 0); }
+  };
+  const Program& program_;
+  std::mt19937& random_;
+  std::vector<Rank> ranks_;
+};
+
+TEST_P(RandomPlans, AreEqualForTheRanksOfAHostWhereHashesAreAndHashesDifferWhereTouchesDo) {
   const auto program = random_program(GetParam());
-  const auto plan = make_plan(program.trace, program.parameters, program.options);
-  for (int rank = 1; rank < 4; ++rank) {
-    const auto other = random_program(GetParam());
-    EXPECT_EQ(make_plan(other.trace, other.parameters, other.options), plan);
+  std::mt19937 random(GetParam() + 1000);
+  for (const auto& hosts : {std::vector<int>{2, 1}, std::vector<int>{2, 3}, std::vector<int>{4}}) {
+    Ranks ranks(program, hosts, random);
+    ranks.differ_in_the_past();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) ranks.run(rank, program.trace);
+    ASSERT_TRUE(ranks.agree());
+    const auto plans = ranks.plans();
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+      if (ranks.host_of(rank) == ranks.host_of(rank - 1)) {
+        ASSERT_EQ(plans[rank], plans[rank - 1]) << "ranks " << rank - 1 << " and " << rank;
+      }
+    }
+    // One rank touches something else: one touch less, one more, two in the other order.
+    auto other = program.trace;
+    const auto at = other.empty() ? 0 : random() % other.size();
+    if (other.size() < 2 || random() % 3 == 0)
+      other.insert(other.begin() + static_cast<std::ptrdiff_t>(at), static_cast<int>(random() % program.parameters.size()));
+    else if (random() % 2)
+      other.erase(other.begin() + static_cast<std::ptrdiff_t>(at));
+    else
+      std::swap(other[at], other[at ? at - 1 : 1]);
+    other.erase(std::unique(other.begin(), other.end()), other.end());
+    const auto odd = random() % ranks.size();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) ranks.run(rank, rank == odd ? other : program.trace);
+    ASSERT_EQ(ranks.agree(), ranks.size() == 1 || other == program.trace);
   }
 }
 
