@@ -137,6 +137,16 @@ TEST_P(ModesAcrossHosts, EachHasItsPlanAtOnceWhenItsTurnComesAgain) {
   }
 }
 
+TEST_P(ModesAcrossHosts, AnEvaluationInsideAStepLeavesItsTrace) {
+  run([](int, auto store) {
+    Program program(store);
+    program.touch({0, 1, 2});
+    program.evaluate(2);
+    program.touch({2, 1, 0});
+    EXPECT_EQ(program.state().of(Mode::train).trace.recorded(), (std::vector<int>{0, 1, 2, 1, 0}));
+  });
+}
+
 TEST_P(ModesAcrossHosts, RanksMayEvaluateAndGenerateUnequallyLong) {
   run([](int rank, auto store) {
     Program program(store);
@@ -220,6 +230,16 @@ TEST_P(ModesInPrivateMemory, EachHasItsTraceAtOnceWhenItsTurnComesAgain) {
     EXPECT_EQ(anew(evaluate), 1) << "the second evaluation";
     EXPECT_EQ(anew(generate), 1);
     EXPECT_EQ(anew(step), 1);
+  });
+}
+
+TEST_P(ModesInPrivateMemory, AnEvaluationInsideAStepLeavesItsTrace) {
+  run([](int, auto store) {
+    Program program(store);
+    program.touch({0, 1, 2});
+    program.evaluate(2);
+    program.touch({2, 1, 0});  // backward begins with what forward ended with: one touch
+    EXPECT_EQ(program.state().of(Mode::train).trace.recorded(), (std::vector<int>{0, 1, 2, 1, 0}));
   });
 }
 

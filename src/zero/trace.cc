@@ -147,6 +147,7 @@ TraceAdvice TouchTrace::touch(int id, const std::vector<std::uint8_t>& live, std
   return advice;
 }
 
+int TouchTrace::last() const { return state_->last; }
 std::size_t TouchTrace::position() const { return state_->next; }
 const std::vector<int>& TouchTrace::followed() const { return state_->trace; }
 const std::vector<int>& TouchTrace::recorded() const { return state_->recorded; }

@@ -38,6 +38,7 @@ class TouchTrace {
   TraceAdvice touch(int id, const std::vector<std::uint8_t>& live, std::int64_t live_numel);
   /// The recording half of touch(): notes the touch and finds its place. \return whether it was the next one expected.
   bool advance(int id);
+  int last() const;  ///< id touched last in this turn; -1: none
   /// Position in followed() of the touch that is expected next.
   std::size_t position() const;
   const std::vector<int>& followed() const;  ///< the trace of the step before: what is expected

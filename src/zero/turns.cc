@@ -65,6 +65,7 @@ void switch_to(StoreState& state, Mode next) {
   if (state.mode == next) return;
   leave_mode(state);
   state.mode = next;
+  state.last_touched = state.trace().last();
   if (!state.host_copy || next != Mode::train) return;
   state.follower().resume();
   state.wake_fetch_ahead();
