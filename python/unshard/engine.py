@@ -230,7 +230,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
 
     def _finish_timeline(self):
         """After the engine's end: rank 0 puts the ranks' recordings together."""
-        folder = getattr(self._config.unshard, "timeline", "")
+        folder = self._config.unshard.timeline
         if not folder or self.__dict__.get("_timeline_finished"):
             return
         self._timeline_finished = True

@@ -46,7 +46,7 @@ def close():
     """At exit, while Python still runs: let go of every engine and store, and with them of the process group, whose threads may hold
     Python's tensors (dropped later they would abort the process). Not after an exception: an operation that a peer never joined may be
     in the way, and the process must end."""
-    recorded = [engine for engine in _engines if engine._core is not None and getattr(engine._config.unshard, "timeline", "")]
+    recorded = [engine for engine in _engines if engine._core is not None and engine._config.unshard.timeline]
     for engine in recorded:
         engine._core.close_timeline()
     if hasattr(sys, "last_value"):

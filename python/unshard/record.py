@@ -20,8 +20,6 @@ _crashed = []              # frames of the exception that ends the process, inne
 def of_this_process():
     """The record that all communicators of this process tell, or None where UNSHARD_RECORD=off."""
     from unshard.distributed import world_from_environment
-    if not hasattr(_core, "start_record"):
-        return None
     rank, world = _rank_and_world(world_from_environment)
     record = _core.start_record(rank, world, os.environ.get("UNSHARD_HOST") or socket.gethostname(), "", _versions(), _position)
     if record is not None:

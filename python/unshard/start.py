@@ -80,7 +80,7 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.
     core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
                         optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
-                        **({"name": f"engine{number}"} if number and getattr(config.unshard, "timeline", "") else {}))
+                        name=f"engine{number}" if number else "")
     engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
                     client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = number

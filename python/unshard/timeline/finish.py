@@ -2,7 +2,6 @@
 import pathlib
 import time
 
-from unshard.timeline.files import TimelineError
 from unshard.timeline.merge import write_outputs
 
 _PATIENCE_S = 10                  # for the other ranks to close their files
@@ -26,8 +25,8 @@ def finish(folder, world_size, engine, say):
             _wait(files)
             written = write_outputs(folder, engine)
             say("timeline: " + ", ".join(map(str, written)))
-    except (TimelineError, OSError) as error:
-        say(f"timeline: not merged: {error}; {by_hand}")
+    except Exception as error:                    # a file that another program wrote can be wrong in any way
+        say(f"timeline: not merged: {str(error) or repr(error)}; {by_hand}")
 
 
 def _wait(files):

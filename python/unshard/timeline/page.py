@@ -1,4 +1,5 @@
 """One self-contained page about a run: data, style and script are inside, nothing is fetched."""
+import bisect
 import html
 import json
 import pathlib
@@ -18,7 +19,7 @@ def page(ranks, engine=""):
     steps = {r.rank: steps_of(r) for r in ranks}
     shown = _shown_steps(ranks, steps)
     texts = _Texts()
-    data = {"ranks": [_rank(r, steps[r.rank], shown, texts) for r in ranks], "kinds": KINDS,
+    data = {"ranks": [_rank(r, steps[r.rank], shown, texts, MOST_SPANS // len(ranks)) for r in ranks], "kinds": KINDS,
             "steps": sorted({s.step for own in steps.values() for s in own}), "texts": texts.list,
             "shown": None if shown is None else sorted(shown)}
     lines = "".join(f"<p><b>{html.escape(head)}:</b> {html.escape(text)}</p>" for head, text in words(ranks, steps))
@@ -50,18 +51,22 @@ def _notes(ranks, shown, steps):
     doubtful = max((r.clock.uncertainty_ns for r in ranks), default=0)
     if doubtful > 0:
         notes.append(f"Clocks of the hosts are put together to within {doubtful / 1e6:.2f} ms.")
-    if shown is not None:
+    if shown == set():
+        notes.append("No step has ended: of each rank only the first spans are drawn; trace.json has all.")
+    elif shown is not None:
         notes.append(f"Tracks are drawn for {len(shown)} of {len(steps)} steps (the first, the slowest and the last ones); figures are of "
                      "all of them, and trace.json has all spans.")
     return "".join(f"<p class=note>{note}</p>" for note in notes)
 
 
 def _shown_steps(ranks, steps):
-    """Steps whose spans are drawn, or None for all."""
+    """Steps whose spans are drawn, or None for all. No steps, but more spans than can be drawn: the first ones are."""
     total = sum(len(r.spans) for r in ranks)
     if total <= MOST_SPANS:
         return None
     numbers = sorted({s.step for own in steps.values() for s in own})
+    if not numbers:
+        return set()
     keep = max(3, len(numbers) * MOST_SPANS // total)
     durations = {}
     for own in steps.values():
@@ -85,13 +90,13 @@ class _Texts:
         return self._numbers[text]
 
 
-def _rank(rank, steps, shown, texts):
+def _rank(rank, steps, shown, texts, most):
     mean = averages(steps)
     return {"rank": rank.rank, "host": rank.host,
             "steps": [[s.step, _us(s.begin), _us(s.end), *(_us(s.kinds[k]) for k in KINDS)] for s in steps],
             "mean": {key: round(value, 3) for key, value in mean.items()}, "counted": len(steady(steps)),
             "peak": bytes_text(max((v for n, points in rank.counters.items() if "RSS" in n for _, v in points), default=0)),
-            "tracks": _tracks(rank, steps, shown, texts),
+            "tracks": _tracks(rank, _drawn(rank, steps, shown, most), texts),
             "memory": {name: _thinned(points) for name, points in rank.counters.items()}}
 
 
@@ -99,14 +104,25 @@ def _us(value):
     return round(value, 1)
 
 
-def _tracks(rank, steps, shown, texts):
+def _drawn(rank, steps, shown, most):
+    """The spans that the page holds."""
+    if shown is None:
+        return rank.spans
+    if not shown:
+        return rank.spans[:most]
+    windows = sorted((s.begin, s.end) for s in steps if s.step in shown)
+
+    def is_inside(time):
+        at = bisect.bisect(windows, (time, float("inf"))) - 1
+        return at >= 0 and time < windows[at][1]
+    return [span for span in rank.spans if is_inside(span.begin)]
+
+
+def _tracks(rank, spans, texts):
     """[{name, spans: [begin, duration, name, of, bytes, lane]...}], in the order they are drawn."""
     foreground = foreground_threads(rank)
     rows = {"engine": [], "waiting": [], "prefetch": [], "reduction": [], "collectives": []}
-    windows = None if shown is None else sorted((s.begin, s.end) for s in steps if s.step in shown)
-    for span in rank.spans:
-        if windows is not None and not any(begin <= span.begin < end for begin, end in windows):
-            continue
+    for span in spans:
         if span.lane in _COMPUTE_LANES:
             rows["engine"].append(span)
         elif span.lane in ("gather", "reduce") and span.thread in foreground:

@@ -17,9 +17,13 @@ function wholeRun() {
 }
 
 function draw() {
+  drawStrips(selected);
+  drawWindow();
+}
+
+function drawWindow() {
   hits = drawTracks(view);
   drawMemory(view);
-  drawStrips(selected);
   element("window").textContent = `${msText(view.begin)} to ${msText(view.end)} (${msText(view.end - view.begin)})`;
 }
 
@@ -27,13 +31,14 @@ function look(begin, end) {
   const size = Math.min(Math.max(end - begin, 5), limits.end - limits.begin);
   const first = Math.min(Math.max(begin, limits.begin), limits.end - size);
   view = {begin: first, end: first + size};
-  draw();
+  drawWindow();
 }
 
 function selectStep(step) {
   const rows = stepRows.map(rows => rows.get(step)).filter(Boolean);
   selected = rows.length ? step : null;
   element("step").value = selected === null ? "" : String(step);
+  drawStrips(selected);
   if (!rows.length) return look(limits.begin, limits.end);
   const begin = Math.min(...rows.map(row => row[1])), end = Math.max(...rows.map(row => row[2])), margin = (end - begin) * 0.02;
   look(begin - margin, end + margin);
@@ -105,7 +110,7 @@ function start() {
   attach(element("memory"), (x, y, width) => memoryText(x, view, width));
   makeStrips(selectStep);
   makeTotals();
-  makeCounters(draw);
+  makeCounters(drawWindow);
   window.addEventListener("resize", draw);
   const asked = new URLSearchParams(location.hash.slice(1));      // #theme=dark&step=3
   readPalette();

@@ -24,7 +24,7 @@ const curves = data.ranks.map(rank => ({[modelState]: sumOf(rank.memory, modelPa
 
 function makeCounters(onChange) {
   const names = [...new Set(curves.flatMap(Object.keys))];
-  element("counter").innerHTML = names.map(name => `<option>${name}</option>`).join("");
+  element("counter").replaceChildren(...names.map(name => new Option(name)));
   element("counter").addEventListener("change", onChange);
 }
 

@@ -42,6 +42,7 @@ function columnWidth(whole) {
 }
 
 function stripText(index, step) {
+  if (step === undefined) return "";
   const row = stepRows[index].get(step);
   if (!row) return `step ${step}: not recorded on rank ${data.ranks[index].rank}`;
   return `rank ${data.ranks[index].rank}, step ${step}: ${msText(row[2] - row[1])}\n` +

@@ -28,9 +28,11 @@ function bytesText(bytes) {
   return bytes + " bytes";
 }
 
-// A context whose unit is a CSS pixel.
+// A context whose unit is a CSS pixel. Browsers show nothing of a canvas that is too large: tracks of many ranks get fewer pixels instead.
+const mostPixelsHigh = 32000, mostPixels = 120e6;
 function fit(canvas, height) {
-  const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth;
+  const width = canvas.parentElement.clientWidth;
+  const ratio = Math.min(window.devicePixelRatio || 1, mostPixelsHigh / height, Math.sqrt(mostPixels / Math.max(1, width * height)));
   canvas.style.height = height + "px";
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
@@ -65,5 +67,6 @@ function showTip(event, text) {
   tip.textContent = text;
   const box = tip.getBoundingClientRect();
   tip.style.left = Math.max(4, Math.min(event.clientX + 14, window.innerWidth - box.width - 8)) + "px";
-  tip.style.top = (event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 8 : event.clientY + 18) + "px";
+  const below = event.clientY + 18;
+  tip.style.top = Math.max(4, below + box.height > window.innerHeight ? event.clientY - box.height - 8 : below) + "px";
 }
