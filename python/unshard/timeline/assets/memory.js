@@ -30,8 +30,8 @@ function makeCounters(onChange) {
 
 function rankColour(index) {
   const hues = [212, 22, 145, 275, 340, 50, 185, 100];
-  const dark = document.documentElement.classList.contains("dark");
-  return `hsl(${hues[index % hues.length]}, 62%, ${dark ? 64 : 45}%)`;
+  const dark = document.documentElement.classList.contains("dark"), count = data.ranks.length;
+  return `hsl(${count > hues.length ? 360 * index / count : hues[index]}, 62%, ${dark ? 64 : 45}%)`;
 }
 
 function valueAt(points, time) {

@@ -76,7 +76,7 @@ function drawStrips(selected) {
 
 function makeTotals() {
   const short = {compute: "compute", gather: "gathers", reduce: "reduction", update: "update", other: "outside"};
-  const head = ["rank", "ms a step", ...data.kinds.map(kind => short[kind]), "peak RSS"];
+  const head = ["rank", "ms a step", ...data.kinds.map(kind => short[kind]), "RSS after steps"];
   const rows = data.ranks.map(rank => {
     const share = kind => `${rank.mean[kind].toFixed(1)} <small>${rank.mean.step > 0 ? (100 * rank.mean[kind] / rank.mean.step).toFixed(0) : 0} %</small>`;
     return [`rank ${rank.rank}`, rank.mean.step.toFixed(1), ...data.kinds.map(share), rank.peak];
