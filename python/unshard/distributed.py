@@ -78,6 +78,8 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 
     def start(store):
         device_of_this_rank()                              # the current device is a thread's
+        if interface := _core.interface_for_gloo():        # torch would take a loopback address where this host's name means one
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, **keywords)
 
     if world_size == 1 and init_method is None:

@@ -21,7 +21,7 @@ def meet(start, method, address, rank, world_size, timeout):
     def in_store(waited):
         if waited > seconds + SPARE_S:
             raise CommError(f"[distributed] the store at {where} doesn't answer within {seconds:g} s: rank 0, which serves it unless the "
-                            f"launcher does, hasn't come or is stopped; {own}")
+                            f"launcher does, hasn't come, has ended or is stopped; {own}")
 
     try:
         store = aside(lambda: _store(method, address, rank, world_size, timeout), in_store)

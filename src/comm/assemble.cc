@@ -2,6 +2,8 @@
 #include "comm/assemble.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,13 +64,7 @@ bool all_share(const std::vector<Card>& cards) {
   return std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.share; });
 }
 
-/// By where ranks really are, shared memory or not.
-HostMap map_machines(const std::vector<Card>& cards) {
-  std::vector<std::string> names;
-  for (const Card& card : cards) names.push_back(card.host);
-  return HostMap(names);
-}
-
+/// Where one rank doesn't share, each is a host of its own.
 HostMap map_hosts(const std::vector<Card>& cards) {
   std::vector<std::string> names;
   for (const Card& card : cards) names.push_back(all_share(cards) ? card.host : cat(names.size()));
@@ -124,6 +120,15 @@ Exchange exchange_at(RollCall& roll, const char* where) {
   return [&roll, where](const std::string& mine) { return roll.exchange(mine, where); };
 }
 
+/// A rank that ended before it came here is waited for by the roll call until the time-out; a group that is there notices by its
+/// connections.
+void meet_over(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int rank, int size, std::chrono::duration<double> timeout,
+               const std::function<void()>& check) {
+  C10dTransport transport(group, rank, size, C10dOptions{timeout, check, {}, {}});
+  at::Tensor all = at::empty({size}, at::kByte);
+  transport.all_gather({"make_communicator", "the meeting", 0}, all, at::zeros({1}, at::kByte));
+}
+
 std::shared_ptr<Communicator> assemble(RollCall& roll, CommunicatorImpl::Parts parts, c10::intrusive_ptr<c10d::ProcessGroup> group) {
   const auto& options = parts.options;
   const int rank = parts.rank;
@@ -131,16 +136,16 @@ std::shared_ptr<Communicator> assemble(RollCall& roll, CommunicatorImpl::Parts p
     if (options.interrupt_check) options.interrupt_check();
     roll.check();
   };
+  if (group && group->hasBackendForDeviceType(c10::DeviceType::CPU)) meet_over(group, rank, parts.size, options.timeout, check);
   if (group && is_plain_gloo(*group)) group = nullptr;
   const auto cards = exchange_cards(exchange_at(roll, "'who takes part'"), options);
   check_addresses(cards);
   parts.map = map_hosts(cards);
   if (all_share(cards)) parts.local = connect_host(exchange_at(roll, "'shared memory'"), parts.map, rank, options);
   if (!parts.local || parts.map.hosts() > 1) {
-    const HostMap machines = map_machines(cards);
     std::unique_ptr<RemoteWatch> remote;
-    if (machines.hosts() > 1)
-      remote = RemoteWatch::connect(machines, rank, cards[static_cast<std::size_t>(rank)].address,
+    if (parts.map.hosts() > 1)
+      remote = RemoteWatch::connect(parts.map, rank, cards[static_cast<std::size_t>(rank)].address,
                                     exchange_at(roll, "'connections to other hosts'"), check);
     parts.health = std::make_shared<PeerHealth>(watch_same_host(cards, rank), std::move(remote));
     roll.set_place("'connections for collectives'");

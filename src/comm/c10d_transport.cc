@@ -14,6 +14,7 @@
 
 #include "comm/first_line.h"
 #include "comm/gloo_group.h"
+#include "comm/gloo_mismatch.h"
 #include "comm/reduce_kernels.h"
 #include "unshard/core/error.h"
 
@@ -63,6 +64,13 @@ void C10dTransport::check_peers(const Call& call, bool also_in_order) const {
   if (!ended.empty()) raise(call, ended);
 }
 
+void C10dTransport::check_mismatch(const Call& call) const {
+  const std::string mismatch = gloo_mismatch();
+  if (mismatch.empty()) return;
+  const std::string ranks = options_.explain ? options_.explain() : std::string();
+  raise(call, cat(ranks, ranks.empty() ? "" : "; ", mismatch));
+}
+
 void C10dTransport::check_peers_after(const Call& call, std::chrono::milliseconds grace, TimePoint& since) const {
   if (!options_.ended) return;
   const std::string ended = options_.ended(false);
@@ -103,8 +111,19 @@ void C10dTransport::run(const Call& call, const at::Tensor& tensor, const Start&
   const auto backend = backend_for(call, tensor);
   c10::intrusive_ptr<c10d::Work> work;
   translate(call, [&] { work = start(*backend); });
-  if (tensor.is_cpu()) wait_for_report(call, *work);
+  if (tensor.is_cpu()) wait_or_abandon(call, *work);
   translate(call, [&] { work->wait(to_milliseconds(options_.timeout)); });
+}
+
+// The end of a group waits for what is under way in it: for peers that may be waiting for this rank in the same way. So a group with an
+// operation that this rank gave up on is never destroyed; its connections end with the process.
+void C10dTransport::wait_or_abandon(const Call& call, c10d::Work& work) const {
+  try {
+    wait_for_report(call, work);
+  } catch (...) {
+    (void)c10::intrusive_ptr<c10d::ProcessGroup>(group_).release();
+    throw;
+  }
 }
 
 // Sleeps until the backend's thread reports, and looks at local peers and for interrupts in between.
@@ -133,6 +152,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
       std::unique_lock<std::mutex> lock(signal->mutex);
       if (signal->changed.wait_for(lock, 50ms, [&] { return signal->done; })) return;
     }
+    check_mismatch(call);
     check_peers_after(call, kGrace, ended_since);
     if (options_.interrupt_check) options_.interrupt_check();
     if (options_.waiting) options_.waiting(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
@@ -168,7 +188,7 @@ C10dTransport::Pending C10dTransport::start_exchange(const Call& call, at::Tenso
 }
 
 void C10dTransport::finish(const Call& call, const Pending& work) {
-  wait_for_report(call, **work);
+  wait_or_abandon(call, **work);
   translate(call, [&] { (*work)->wait(to_milliseconds(options_.timeout)); });
 }
 

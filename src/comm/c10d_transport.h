@@ -56,9 +56,11 @@ class C10dTransport final : public Transport {
   void run(const Call& call, const at::Tensor& tensor, const Start& start);
   c10::intrusive_ptr<c10d::Backend> backend_for(const Call& call, const at::Tensor& tensor) const;
   void count_sent(const at::Tensor& tensor, std::int64_t bytes) const;
+  void wait_or_abandon(const Call& call, c10d::Work& work) const;
   void wait_for_report(const Call& call, c10d::Work& work) const;
   template <class Function>
   void translate(const Call& call, Function&& function) const;
+  void check_mismatch(const Call& call) const;
   void check_peers(const Call& call, bool also_in_order = false) const;
   using TimePoint = std::chrono::steady_clock::time_point;
   /// The same when a peer has been known to have ended for `grace`; `since`: when it was first known.

@@ -214,6 +214,7 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
     throw;
   }
   performing.done();
+  if (everyone && stall_) former_call_ = performing_call();
   recorder_.end(sequence);
   add_count(op, bytes);
 }

@@ -78,7 +78,8 @@ class CommunicatorImpl final : public Communicator {
   /// A wait inside a collective of this thread goes on, outside shared memory or between hosts. \throws CommError; see StallWatch.
   void on_waiting(double waited_s);
   bool is_performing() const;
-  Doing doing() const;  ///< of the thread that is in a collective
+  Named performing_call() const;  ///< of the thread that is in a collective
+  Doing doing() const;
   /// Who is where, as far as it is known, for errors that name nobody. May ask the store, for 1.5 s.
   std::string explain();
   template <class Function>
@@ -117,6 +118,7 @@ class CommunicatorImpl final : public Communicator {
     std::string_view op, detail;
     std::int64_t bytes = 0;
   } performing_call_;           ///< that thread's
+  Named former_call_;           ///< and the one before
   std::vector<int> run_ranks_;  ///< this group's members, as ranks of the run
   std::string name_;
   std::uint64_t record_id_ = 0;

@@ -242,12 +242,16 @@ TEST_P(LostOnSeveralHosts, AKilledRankIsNamedByAllOthers) {
 }
 
 // One that gives up (an interrupt, say) tells why; nobody waits for the time-out.
-TEST(ProcessErrors, ARankThatGivesUpTellsTheRanksOfOtherHostsWhy) {
+class GivesUp : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Memory, GivesUp, ::testing::Bool(), [](const auto& info) { return info.param ? "hosts" : "unshared"; });
+
+TEST_P(GivesUp, TheRanksThatShareNoMemoryWithItHearWhy) {
   const int port = free_port();
   const auto exits = fork_ranks(4, 60, [&](int rank) {
     set_env(rank, 4, port);
     CommOptions options;
-    options.host_name = rank < 2 ? "left" : "right";
+    options.share_memory = GetParam();
+    if (GetParam()) options.host_name = rank < 2 ? "left" : "right";
     bool interrupted = false;
     options.interrupt_check = [&] {
       if (interrupted) throw CommError("the user has had enough");
@@ -269,6 +273,48 @@ TEST(ProcessErrors, ARankThatGivesUpTellsTheRanksOfOtherHostsWhy) {
   for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
 }
 
+struct Mismatch {
+  const char *theirs, *ours;
+  std::vector<std::string> named;
+};
+class DifferentCalls : public ::testing::TestWithParam<Mismatch> {};
+INSTANTIATE_TEST_SUITE_P(Pairs, DifferentCalls,
+                         ::testing::Values(Mismatch{"all_reduce", "all_gather", {"all_reduce 'theirs'", "all_gather 'ours'"}},
+                                           Mismatch{"all_reduce", "check_all_in", {"all_reduce 'theirs'", "save(tag=a)"}},
+                                           Mismatch{"barrier", "all_gather", {"barrier 'theirs'", "all_gather 'ours'"}},
+                                           Mismatch{"barrier", "check_all_in", {"barrier 'theirs'", "save(tag=a)"}},
+                                           Mismatch{
+                                               "small all_reduce", "all_reduce", {"all_reduce 'theirs'", "all_reduce 'ours'", "bytes"}}));
+
+// Two hosts: nothing compares their calls but what the ranks say of themselves.
+TEST_P(DifferentCalls, OfHostsAreBothNamed) {
+  const auto& pair = GetParam();
+  const int port = free_port();
+  const auto exits = fork_ranks(2, 60, [&](int rank) {
+    set_env(rank, 2, port);
+    CommOptions options;
+    options.host_name = rank == 0 ? "left" : "right";
+    options.timeout = 20s;
+    const auto comm = init_process_group(options);
+    comm->barrier("begin");
+    const std::string op = rank == 0 ? pair.theirs : pair.ours, detail = rank == 0 ? "theirs" : "ours";
+    at::Tensor large = at::zeros({4000}, at::kFloat), twice = at::zeros({8000}, at::kFloat), small = at::zeros({40}, at::kFloat);
+    const auto started = std::chrono::steady_clock::now();
+    const auto error = error_of([&] {
+      if (op == "all_reduce") comm->all_reduce(large, ReduceOp::sum, detail);
+      if (op == "small all_reduce") comm->all_reduce(small, ReduceOp::sum, detail);
+      if (op == "all_gather") comm->all_gather(twice, large, detail);
+      if (op == "barrier") comm->barrier(detail);
+      if (op == "check_all_in") comm->check_all_in("save(tag=a)");
+      comm->barrier("after");
+    });
+    if (std::chrono::steady_clock::now() - started > 8s) return 2;
+    std::this_thread::sleep_for(2s);  // rank 0 serves the store
+    return contains_all(error, pair.named) && contains_all(error, {"different calls", "rank 0 ", "rank 1 "}) ? 0 : 1;
+  });
+  for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
+}
+
 TEST(ProcessErrors, ATakenPortIsOneLine) {
   comm::UniqueFd held;
   const int port = bind_port(held);
@@ -286,7 +332,10 @@ TEST(ProcessErrors, AMissingRankIsNamed) {
     set_env(0, 2, port);
     CommOptions options;
     options.timeout = std::chrono::duration<double>(0.5);
-    return contains_all(error_of([&] { init_process_group(options); }), {"rank 1 hasn't come", "0.5 s", "WORLD_SIZE", "this is rank 0 of 2"}) ? 0 : 1;
+    return contains_all(error_of([&] { init_process_group(options); }),
+                        {"rank 1 hasn't come", "0.5 s", "WORLD_SIZE", "this is rank 0 of 2"})
+               ? 0
+               : 1;
   });
   EXPECT_EQ(exits[0].code, 0);
 }

@@ -52,12 +52,13 @@ GroupRecord CommunicatorImpl::describe() {
   return record;
 }
 
-Doing CommunicatorImpl::doing() const {
+Named CommunicatorImpl::performing_call() const {
   const auto& [op, detail, bytes] = performing_call_;
-  // What a root sends isn't what the others do.
-  const std::string call = op == "check_all_in" ? std::string(detail) : cat("step ", step(), ", ", Place{op, detail}.text());
-  return {std::string(op), op == "broadcast" ? 0 : bytes, call};
+  const std::string text = op == "check_all_in" ? std::string(detail) : cat("step ", step(), ", ", Place{op, detail}.text());
+  return {std::string(op), op == "broadcast" ? 0 : bytes, text};  // what a root sends isn't what the others do
 }
+
+Doing CommunicatorImpl::doing() const { return {performing_call(), former_call_}; }
 
 bool CommunicatorImpl::is_performing() const { return performing_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "comm/aside.h"
+#include "comm/gloo_mismatch.h"
 #include "comm/own_address.h"
 
 namespace unshard::comm {
@@ -26,6 +27,7 @@ Device default_device() {
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                   std::chrono::duration<double> timeout, Device device) {
+  catch_gloo_mismatches();
   auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout));
   options->devices.push_back(std::move(device));
   options->threads = 2;

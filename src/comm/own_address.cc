@@ -52,6 +52,11 @@ std::string address_of_name() {
   return {};
 }
 
+std::string chosen_interfaces() {
+  const char* names = std::getenv("GLOO_SOCKET_IFNAME");
+  return names ? names : "";
+}
+
 /// Of this machine's end of the way to MASTER_ADDR; nothing is sent.
 std::string address_towards_master() {
   const char* master = std::getenv("MASTER_ADDR");
@@ -76,9 +81,22 @@ std::string address_towards_master() {
 
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
+std::string interface_for_gloo() {
+  const std::string address = own_address();
+  if (!chosen_interfaces().empty() || is_loopback(address) || address == address_of_name()) return {};
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, &::freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_addr->sa_family != AF_INET && one->ifa_addr->sa_family != AF_INET6)) continue;
+    if (numeric(one->ifa_addr, one->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)) == address)
+      return one->ifa_name;
+  }
+  return {};
+}
+
 std::string own_address() {
-  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
-  const std::string names(interfaces ? interfaces : "");
+  const std::string names = chosen_interfaces();
   std::string found = names.empty() ? address_of_name() : address_of_interface(names.substr(0, names.find(',')));
   if (names.empty() && (found.empty() || is_loopback(found)))
     if (const std::string other = address_towards_master(); !other.empty() && !is_loopback(other)) found = other;

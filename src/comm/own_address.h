@@ -9,6 +9,9 @@ namespace unshard::comm {
 /// loopback.
 std::string own_address();
 
+/// What GLOO_SOCKET_IFNAME must be for torch's own groups to use own_address(); empty where they do anyway.
+std::string interface_for_gloo();
+
 bool is_loopback(const std::string& address);
 
 }  // namespace unshard::comm

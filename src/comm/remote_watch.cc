@@ -181,7 +181,7 @@ std::vector<RemoteWatch::End> RemoteWatch::ended() {
     else if (word == kFails)
       ends.push_back({peer.rank, Kind::failed, cat("failed: ", peer.heard.substr(1))});
     else
-      ends.push_back({peer.rank, Kind::died, "is gone (its process on another host ended)"});
+      ends.push_back({peer.rank, Kind::died, "is gone (its process or its host ended)"});
   }
   return ends;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Notices that ranks of other hosts ended or failed: one idle connection to each, which the kernel closes with its process.
+// Notices that ranks with which this one shares no memory ended or failed: one idle connection to each, which the kernel closes with its
+// process.
 #include <functional>
 #include <memory>
 #include <mutex>

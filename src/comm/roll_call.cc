@@ -88,8 +88,7 @@ void run(const std::shared_ptr<RollCall::State>& state) {
     state->tell_trouble(cat("the store fails: ", first_line(error.what()),
                             state->rank == 0 ? "" : "; rank 0, which serves it unless the launcher does, has ended or can't be reached"));
   }
-  const std::lock_guard lock(state->mutex);
-  state->in_store = false;
+  state->set_in_store(false);
 }
 
 }  // namespace
@@ -122,7 +121,7 @@ void RollCall::check() const {
 }
 
 std::string RollCall::explain() const {
-  for (int attempt = 0; attempt < 50; ++attempt) {
+  for (int attempt = 0; attempt < 60; ++attempt) {
     check();
     std::this_thread::sleep_for(10ms);
   }

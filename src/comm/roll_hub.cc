@@ -117,6 +117,7 @@ class Hub {
           one.socket = std::move(it->socket);
           one.here = true;
           one.heard = RollClock::now();
+          news_ = {};  // who has come is news
           if (!ended_.empty()) one.socket.send(kEnded, ended_);
         }
       }
@@ -165,10 +166,25 @@ class Hub {
     state_.changed.notify_all();
   }
 
+  bool all_here() const {
+    return std::all_of(members_.begin(), members_.end(), [](const Member& one) { return one.here; });
+  }
+
+  /// Who can't reach rank 0 says so in the store.
+  void look_for_trouble() {
+    state_.set_in_store(true);
+    if (state_.store->check({"roll trouble"})) {
+      const auto words = state_.store->get("roll trouble");
+      end(std::string(words.begin(), words.end()));
+    }
+    state_.set_in_store(false);
+  }
+
   void spread_news() {
     const auto now = RollClock::now();
     if (now - news_ < kRollEvery) return;
     news_ = now;
+    if (!all_here()) look_for_trouble();
     const std::string text = describe(now);
     to_all(kNews, text);
     const std::lock_guard lock(state_.mutex);
@@ -219,10 +235,7 @@ void run_roll_hub(RollCall::State& state) {
   }
   const std::string text = card.text();
   state.store->set("roll", std::vector<std::uint8_t>(text.begin(), text.end()));
-  {
-    const std::lock_guard lock(state.mutex);
-    state.in_store = false;
-  }
+  state.set_in_store(false);
   Hub(state, std::move(listener), card.cookie).run();
 }
 

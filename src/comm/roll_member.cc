@@ -41,9 +41,14 @@ UniqueFd call_hub(RollCall::State& state, const RollCard& card) {
     keep_alive(fd.get());
     return fd;
   }
-  state.tell_trouble(cat("rank 0 can't be reached at ", card.address, ":", card.port, ": ", std::strerror(error),
-                         ". Has it ended? Is there a firewall between the hosts, or does its host's name stand for a loopback address "
-                         "(then set GLOO_SOCKET_IFNAME to the network interface)?"));
+  const std::string trouble =
+      cat("rank 0 can't be reached at ", card.address, ":", card.port, ": ", std::strerror(error),
+          ". Has it ended? Is there a firewall between the hosts, or does its host's name stand for a loopback address (then set "
+          "GLOO_SOCKET_IFNAME to the network interface)?");
+  state.tell_trouble(trouble);
+  if (state.is_over()) return {};
+  const std::string words = cat("rank ", state.rank, " failed: ", trouble);  // rank 0 looks there
+  state.store->set("roll trouble", std::vector<std::uint8_t>(words.begin(), words.end()));
   return {};
 }
 
@@ -114,11 +119,12 @@ void run_roll_member(RollCall::State& state) {
   if (text.empty()) return;
   {
     const std::lock_guard lock(state.mutex);
-    state.in_store = false;
     state.heard = RollClock::now();
   }
   const RollCard card = RollCard::parse(text);
-  if (UniqueFd fd = call_hub(state, card)) Member(state, std::move(fd)).run(card);
+  UniqueFd fd = call_hub(state, card);
+  state.set_in_store(false);
+  if (fd) Member(state, std::move(fd)).run(card);
 }
 
 }  // namespace unshard::comm

@@ -50,6 +50,10 @@ struct RollCall::State {
   void silence_bell() const;
   void tell_ended(std::string_view how);
   void tell_trouble(std::string_view what);
+  void set_in_store(bool is) {
+    const std::lock_guard lock(mutex);
+    in_store = is;
+  }
   bool is_over() {
     const std::lock_guard lock(mutex);
     return leaves || stop || !failure.empty();

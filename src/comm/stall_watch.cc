@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -23,7 +24,7 @@ constexpr double kToldAfter_s = 1;
 constexpr std::chrono::milliseconds kSoon = 200ms, kEvery = 1s;  // between looks: the first few, the others
 constexpr int kSoonLooks = 10;
 constexpr auto kExplainFor = 1500ms;
-constexpr char kNowhere = '-', kWaits = 'W';
+constexpr char kNowhere = '-', kWaits = 'W', kEnd = '\x1f';
 
 /// What a rank says of itself.
 struct Where {
@@ -31,13 +32,31 @@ struct Where {
   std::int64_t index = -1;
   Doing doing;
 
-  std::string pack() const { return cat(kind, ' ', index, ' ', doing.bytes, ' ', doing.op, ' ', doing.text); }
+  std::string pack() const {
+    std::string packed = cat(kind, ' ', index);
+    for (const Named& one : {doing.now, doing.before}) packed += cat(kEnd, one.op, kEnd, one.bytes, kEnd, one.text);
+    return packed;
+  }
   static Where parse(const std::string& packed) {
     Where where;
     std::istringstream words(packed);
-    words >> where.kind >> where.index >> where.doing.bytes >> where.doing.op;
-    std::getline(words >> std::ws, where.doing.text);
-    return words.fail() || where.kind != kWaits ? Where{} : where;
+    std::string head, bytes;
+    std::getline(words, head, kEnd);
+    if (head.size() < 3 || head[0] != kWaits) return where;
+    where.kind = head[0];
+    where.index = std::strtoll(head.c_str() + 2, nullptr, 10);
+    for (Named* one : {&where.doing.now, &where.doing.before}) {
+      std::getline(words, one->op, kEnd);
+      std::getline(words, bytes, kEnd);
+      std::getline(words, one->text, kEnd);
+      one->bytes = std::strtoll(bytes.c_str(), nullptr, 10);
+    }
+    return where;
+  }
+  /// Its collective number `at`, if it is known.
+  const Named* number(std::int64_t at) const {
+    const Named* one = kind == kNowhere ? nullptr : at == index ? &doing.now : at == index - 1 ? &doing.before : nullptr;
+    return one && !one->op.empty() ? one : nullptr;
   }
 };
 
@@ -142,12 +161,17 @@ std::string StallWatch::other_call(bool sizes) const {
   const Where& mine = state_->mine;
   for (int peer = 0; peer < state_->size; ++peer) {
     const Where& its = state_->seen[static_cast<std::size_t>(peer)];
-    if (its.kind == kNowhere || its.index != mine.index) continue;
-    const bool resized = sizes && its.doing.bytes != mine.doing.bytes;
-    if (its.doing.op == mine.doing.op && !resized) continue;
-    const auto in = [&](const Where& where) { return cat(where.doing.text, resized ? cat(" (", where.doing.bytes, " bytes)") : ""); };
-    return cat("the ranks are in different calls: rank ", rank_, " is in ", in(mine), ", rank ", peer, " is in ", in(its),
-               "; every rank must make the same calls in the same order");
+    for (const std::int64_t number : {mine.index - 1, mine.index}) {
+      const Named *here = mine.number(number), *there = its.number(number);
+      if (!here || !there) continue;
+      const bool resized = sizes && here->bytes != there->bytes;
+      if (here->op == there->op && !resized) continue;
+      const auto in = [&](const Where& where, const Named& call) {
+        return cat(where.index == number ? " is in " : " was in ", call.text, resized ? cat(" (", call.bytes, " bytes)") : "");
+      };
+      return cat("the ranks are in different calls: rank ", rank_, in(mine, *here), ", rank ", peer, in(its, *there),
+                 "; every rank must make the same calls in the same order");
+    }
   }
   return {};
 }
@@ -196,8 +220,8 @@ std::string StallWatch::describe_ranks() const {
     const Where& where = rank == rank_ ? state_->mine : state_->seen[static_cast<std::size_t>(rank)];
     auto& text = where.kind == kNowhere ? absent : waiting;
     if (!text.empty()) text += "; ";
-    text +=
-        cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ", where.doing.text);
+    text += cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ",
+                where.doing.now.text);
   }
   return cat(absent, absent.empty() ? "" : "; ", waiting);  // first who is missing: messages are handed on cut
 }

@@ -18,11 +18,16 @@ class Store;
 
 namespace unshard::comm {
 
-/// What a rank is doing in a collective, as others see it.
-struct Doing {
+/// A collective, as other ranks see it.
+struct Named {
   std::string op;
   std::int64_t bytes = 0;  ///< alike on all ranks, or 0
-  std::string text;        ///< "step 3, all_gather 'engine.step'"
+  std::string text;        ///< "step 3, [comm.all_gather 'engine.step']"
+};
+
+/// What a rank is in, and was in before: one whose message was shorter than the others expected may have gone on.
+struct Doing {
+  Named now, before;
 };
 
 class StallWatch {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,7 +36,8 @@ class StoreExchange {
   std::string key(std::uint64_t round, int rank) const;
   void post(const std::string& text);
   std::string fetch(int rank) const;
-  void say_who_ended(std::string_view place) const;  ///< \throws what the rules' check throws
+  std::optional<std::vector<std::string>> fetch_all() const;  ///< none: not all are there, or the store can't give several at once
+  void say_who_ended(std::string_view place) const;           ///< \throws what the rules' check throws
   bool present(int rank) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -1,6 +1,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "bindings.h"
+#include "comm/own_address.h"
 #include "comm/roll_call.h"
 
 namespace unshard::python {
@@ -12,6 +13,8 @@ void bind_roll_call(py::module_& module) {
     comm::RollCallOptions options{place, std::chrono::duration<double>(timeout_s), interrupt_check()};
     return RollHandle(std::make_shared<RollCall>(shared<c10d::Store>(store), rank, size, std::move(options)));
   };
+  module.def("interface_for_gloo", &comm::interface_for_gloo,
+             "What GLOO_SOCKET_IFNAME must be for torch's groups to use an address that other hosts reach; empty where it is right.");
   py::class_<RollHandle>(module, "RollCall", "Ranks that get to know each other over a store: who has come, who ended, who is silent.")
       .def(py::init(make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("place"), py::arg("timeout_s"))
       .def(
