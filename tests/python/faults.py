@@ -1,5 +1,6 @@
 """A short training in which one rank is killed, stopped or delayed at a place that a seed chooses; the part that runs on the ranks."""
 import datetime
+import functools
 import os
 import random
 import signal
@@ -46,8 +47,17 @@ def loss_of(model, rank, step):
     return (model(x) - y).square().mean()
 
 
+_one_at_a_time = threading.Lock()       # the seed is the process's
+
+
+@functools.cache
 def expected(world):
     """Weights after the training, from one dense process."""
+    with _one_at_a_time:
+        return _train_alone(world)
+
+
+def _train_alone(world):
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -91,7 +101,6 @@ def run(rank, world, scenario, folder):
     fault, model = Fault(scenario, rank), Model()
     fault.within("meet")
     unshard.init_distributed(timeout=datetime.timedelta(seconds=TIMEOUT_S))
-    torch.distributed.barrier()
     fault.within("start")
     engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(
         scenario["stage"], unshard={"timeout_s": TIMEOUT_S, "collective_check_s": TIMEOUT_S}))
