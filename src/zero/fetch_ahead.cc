@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "zero/gather_span.h"
+#include "zero/gathered_count.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
 
@@ -30,6 +31,7 @@ std::vector<Entry*> claim_next_gather(StoreState& state) {
       if (before == Presence::stale ||
           state.make_host_room(entry.elsewhere_numel, entry.elsewhere_bytes(), state.options.max_live_numel, needed, &spared)) {
         claimed.push_back(&entry);
+        count_gathered(state);
         continue;
       }
       copy.give_back(id, before);

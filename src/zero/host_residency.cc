@@ -9,6 +9,7 @@
 #include "unshard/core/error.h"
 #include "unshard/core/log.h"
 #include "zero/gather_span.h"
+#include "zero/gathered_count.h"
 #include "zero/phase_scope.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
@@ -68,6 +69,7 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
       pass.others_fetch = copy.fetching_ahead().load() > 0;  // asked first: what ends meanwhile can be let go
       room = state.make_host_room(entry->elsewhere_numel, entry->elsewhere_bytes(), limit, -1, state.spares_slower() ? &spared : nullptr);
       if (!room && !spared && !pass.others_fetch) room = copy.take_room(entry->elsewhere_numel, entry->elsewhere_bytes(), INT64_MAX);
+      if (room) count_gathered(state);
     }
     if (room) {
       pass.claimed.push_back(entry);
@@ -196,6 +198,7 @@ bool StoreState::let_memory_go(Entry& entry) {
   if (!host_copy->claim_unused(id)) return false;
   punch(*this, entry);  // it did at add()
   host_copy->leave_room(entry.elsewhere_numel, entry.elsewhere_bytes());
+  count_gathered(*this);
   host_copy->give_back(id, Presence::absent);
   return true;
 }

@@ -7,6 +7,7 @@
 
 #include "unshard/core/error.h"
 #include "zero/gather_span.h"
+#include "zero/gathered_count.h"
 #include "zero/key.h"
 #include "zero/phase_scope.h"
 #include "zero/raw_tensor.h"
@@ -88,7 +89,7 @@ void StoreState::begin_fill(Entry& entry) {
   live_numel += entry.info.layout.numel;
   live_bytes += static_cast<std::int64_t>(entry.whole_bytes());
   peak_live_bytes = std::max(peak_live_bytes, live_bytes);
-  comm->timeline().count("gathered parameters", live_bytes);
+  count_gathered(*this);
 }
 
 void StoreState::fail_fill(Entry& entry) {
@@ -96,7 +97,7 @@ void StoreState::fail_fill(Entry& entry) {
   live[static_cast<std::size_t>(entry.info.id)] = 0;
   live_numel -= entry.info.layout.numel;
   live_bytes -= static_cast<std::int64_t>(entry.whole_bytes());
-  comm->timeline().count("gathered parameters", live_bytes);
+  count_gathered(*this);
   filled.notify_all();
 }
 
