@@ -15,15 +15,15 @@
 namespace unshard {
 namespace {
 
-constexpr int kTag = 0x71AE, kRounds = 12;
+constexpr int kTag = 0x71AE;
 constexpr std::int64_t kNtpNs = 10'000'000;  // what wall clocks of a cluster are apart at most, as a rule
 
 /// Asks rank 0 for its time. \return nothing where CPU tensors don't travel (found before anything is sent, on both sides).
-std::optional<ClockReading> ask(Communicator& comm) {
+std::optional<ClockReading> ask(Communicator& comm, int rounds) {
   auto time = at::empty({1}, at::kLong);
   ClockReading best;
   try {
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       const auto sent = Timeline::now_ns();
       comm.send(time, 0, kTag);
       comm.recv(time, 0, kTag);
@@ -37,10 +37,10 @@ std::optional<ClockReading> ask(Communicator& comm) {
   return best;
 }
 
-void answer(Communicator& comm, int rank) {
+void answer(Communicator& comm, int rank, int rounds) {
   auto time = at::empty({1}, at::kLong);
   try {
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       comm.recv(time, rank, kTag);
       *time.mutable_data_ptr<std::int64_t>() = Timeline::now_ns();
       comm.send(time, rank, kTag);
@@ -56,15 +56,15 @@ std::int64_t wall_minus_steady_ns() {
 
 }  // namespace
 
-ClockReading read_clock_offset(Communicator& comm) {
+ClockReading read_clock_offset(Communicator& comm, int rounds) {
   const auto hosts = comm.hosts();
   const auto first_of = [&](int host) { return static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin()); };
   const int rank = comm.rank(), count = 1 + *std::max_element(hosts.begin(), hosts.end());
   if (count == 1) return {Timeline::now_ns(), 0, 0};
   std::optional<ClockReading> mine = ClockReading{};
   for (int host = 1; host < count; ++host) {
-    if (rank == 0) answer(comm, first_of(host));
-    if (rank == first_of(host)) mine = ask(comm);
+    if (rank == 0) answer(comm, first_of(host), rounds);
+    if (rank == first_of(host)) mine = ask(comm, rounds);
   }
   const auto said = comm.all_gather_strings(
       cat(mine.has_value(), ' ', mine ? mine->offset_ns : 0, ' ', mine ? mine->uncertainty_ns : 0, ' ', wall_minus_steady_ns()));

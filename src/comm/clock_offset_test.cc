@@ -2,9 +2,13 @@
 #include "comm/clock_offset.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "comm/testing.h"
@@ -51,6 +55,26 @@ TEST(ClockOffset, WithoutSharedMemoryEveryRankIsAHost) {
   EXPECT_EQ(readings[0].uncertainty_ns, 0);
   EXPECT_GT(readings[1].uncertainty_ns, 0);
   EXPECT_GT(readings[2].uncertainty_ns, 0);
+}
+
+TEST(ClockOffset, LaterReadingsAreShorter) {
+  const auto folder = std::filesystem::path(::testing::TempDir()) / ("unshard_clock_" + std::to_string(::getpid()));
+  testing::run_hosts({1, 1}, {}, [&](int rank, Communicator& comm) {
+    TimelineOptions options;
+    options.directory = folder.string();
+    options.rank = rank;
+    comm.timeline().open(options);
+    (void)read_clock_offset(comm);
+    (void)read_clock_offset(comm, kLaterClockRounds);
+    comm.timeline().close();
+  });
+  for (const auto* name : {"timeline.rank0.json", "timeline.rank1.json"}) {
+    std::ifstream file(folder / name);
+    int sent = 0;
+    for (std::string line; std::getline(file, line);) sent += line.find(R"("name":"send")") != std::string::npos;
+    EXPECT_EQ(sent, 12 + 3) << name;
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(ClockOffset, AWorldOfOne) { EXPECT_EQ(read_clock_offset(*single_process_communicator()).offset_ns, 0); }
