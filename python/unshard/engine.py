@@ -41,6 +41,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
         self._client_face = None           # runs a client's own optimizer; see unshard.optimizer.ClientOptimizer
+        self._recording = None             # rank 0, where this engine opened the timeline: see owners.record_timeline
         self._waiting_values = {}          # id -> master weights that take effect at the next update
         self._index_parameters()
         if optimizer is not None:
@@ -226,17 +227,8 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         """The module is a plain torch module again and the engine's memory is given back; the engine can't be used after it."""
         self._core.destroy()
         owners.forget(self._names, self)
-        self._finish_timeline()
-
-    def _finish_timeline(self):
-        """After the engine's end: rank 0 puts the ranks' recordings together."""
-        folder = self._config.unshard.timeline
-        if not folder or self.__dict__.get("_timeline_finished"):
-            return
-        self._timeline_finished = True
-        if self.global_rank == 0:
-            from unshard.timeline.finish import finish
-            finish(folder, self.world_size, f"engine{self._number}" if self._number else "", _core.log_info)
+        if self._recording is not None:
+            owners.finish_timeline(self._recording)
 
     # ---- compile --------------------------------------------------------------------------------------------------------------------
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):

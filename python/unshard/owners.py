@@ -3,6 +3,7 @@
 An entry keeps its store alive for as long as the parameter lives (a model built under zero.Init, or whose engine has gone, still works).
 """
 import atexit
+import os
 import sys
 import weakref
 from typing import NamedTuple
@@ -20,6 +21,7 @@ class Owner(NamedTuple):
 
 _entries = WeakTensorKeyDictionary()       # parameter -> (store, id, weak reference to the engine or None)
 _engines = weakref.WeakSet()
+_recordings = {}                           # (folder, engine's name) -> ranks: what rank 0 has to put together, also when the engine is gone
 
 
 def record(parameter, store, id, engine=None):
@@ -41,21 +43,36 @@ def engines():
     return list(_engines)
 
 
+def record_timeline(folder, name, world_size):
+    """Rank 0 puts it together when the engine ends, or at exit. Returns what finish_timeline() takes."""
+    recording = (os.path.abspath(folder), name)
+    _recordings[recording] = world_size
+    return recording
+
+
+def finish_timeline(recording):
+    """After the file of this rank was closed; the second time nothing."""
+    world_size = _recordings.pop(recording, None)
+    if world_size is not None:
+        from unshard.timeline.finish import finish
+        finish(recording[0], world_size, recording[1], _core.log_info)
+
+
 @atexit.register
 def close():
     """At exit, while Python still runs: let go of every engine and store, and with them of the process group, whose threads may hold
     Python's tensors (dropped later they would abort the process). Not after an exception: an operation that a peer never joined may be
     in the way, and the process must end."""
-    recorded = [engine for engine in _engines if engine._core is not None and engine._config.unshard.timeline]
-    for engine in recorded:
-        engine._core.close_timeline()
+    for engine in engines():
+        if engine._core is not None:
+            engine._core.close_timeline()
     if hasattr(sys, "last_value"):
         return
     for engine in _engines:
         engine._core = engine._store = None
     _entries.clear()
-    for engine in recorded:
-        engine._finish_timeline()
+    for recording in list(_recordings):
+        finish_timeline(recording)
 
 
 def find(tensor):

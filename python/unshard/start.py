@@ -77,13 +77,16 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     comm = _core_comm(store, config)
     compiling.admit_higher_order_operators()
     number = next(_numbers)
+    name = f"engine{number}" if number else ""
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.
     core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
                         optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
-                        name=f"engine{number}" if number else "")
+                        name=name)
     engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
                     client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = number
+    if core.writes_timeline and engine.global_rank == 0:
+        engine._recording = owners.record_timeline(config.unshard.timeline, name, engine.world_size)
     engine._client_face = face
     if face is not None:
         face.bind({p: engine._ids[name] for p, name in engine._names.items()})

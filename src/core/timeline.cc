@@ -54,13 +54,15 @@ struct Timeline::State {
   explicit State(std::size_t capacity) : queue(capacity) {}
 
   EventQueue<TimelineEvent> queue;
-  std::optional<TraceFile> file;
+  std::optional<TraceFile> file;  ///< none any more once it couldn't be written
   int rank = 0;
   std::int64_t step_begin_ns = 0;
   std::int64_t steps = 0;     ///< ended since the start
   std::int64_t recorded = 0;  ///< of these
   bool begun = false;         ///< the first of them
   bool last_recorded = false;
+  bool opened = false;              ///< until close(): what ranks do together goes by this, not by one rank's file
+  std::int64_t dropped_before = 0;  ///< by the queue, before it was opened
 };
 
 Timeline::Timeline() = default;
@@ -71,7 +73,7 @@ Timeline::~Timeline() {
 
 bool Timeline::is_open() const {
   const auto* state = state_.load(std::memory_order_acquire);
-  return state != nullptr && state->file.has_value();
+  return state != nullptr && state->opened;
 }
 
 void Timeline::add(Lane lane, std::string_view name, std::string_view detail, std::int64_t bytes, std::int64_t begin_ns,
@@ -87,8 +89,9 @@ void Timeline::add(Lane lane, std::string_view name, std::string_view detail, st
 }
 
 void Timeline::count(std::string_view counter, std::int64_t value) {
-  if (!is_on()) return;
-  state_.load(std::memory_order_acquire)->queue.push([&](TimelineEvent& event) {
+  auto* state = state_.load(std::memory_order_acquire);
+  if (state == nullptr || !is_on()) return;
+  state->queue.push([&](TimelineEvent& event) {
     event.begin_ns = now_ns(), event.end_ns = TimelineEvent::kCounter, event.number = value;
     event.thread = this_thread(), event.lane = Lane::other;
     copy_text(event.name, counter);
@@ -98,20 +101,22 @@ void Timeline::count(std::string_view counter, std::int64_t value) {
 
 void Timeline::open(const TimelineOptions& options) {
   auto* state = state_.load();
-  require(state == nullptr || !state->file, "[timeline] '", options.directory, "' can't be opened: this group writes a timeline already");
+  require(!is_open(), "[timeline] '", options.directory, "' can't be opened: this group writes a timeline already");
   if (state == nullptr) state = new State(options.capacity);  // kept until the end: a thread may be late
   state_.store(state, std::memory_order_release);
   state->queue.drain([](const TimelineEvent&) {});
   state->file.emplace(options, this_thread());
+  state->opened = true;
+  state->dropped_before = state->queue.dropped();
   state->rank = options.rank;
   state->steps = state->recorded = 0;
-  state->begun = false;
+  state->begun = state->last_recorded = false;
   state->step_begin_ns = now_ns();
   on_.store(true, std::memory_order_release);
 }
 
 void Timeline::set_clock(const ClockReading& reading) {
-  if (is_open()) state_.load()->file->set_clock(reading);
+  if (auto* state = state_.load(); is_open() && state->file) state->file->set_clock(reading);
 }
 
 void Timeline::begin_first_step() {
@@ -122,11 +127,9 @@ void Timeline::end_step(std::int64_t step) {
   if (!is_open()) return;
   auto& state = *state_.load();
   const auto now = now_ns();
-  state.last_recorded = is_on();
-  if (state.last_recorded) {
-    add(Lane::step, cat("step ", step), {}, step, state.step_begin_ns, now);
-    ++state.recorded;
-  }
+  if (is_on()) add(Lane::step, cat("step ", step), {}, step, state.step_begin_ns, now);
+  state.last_recorded = is_recorded(state.steps);
+  if (state.last_recorded) ++state.recorded;
   ++state.steps;
   state.begun = true;
   state.step_begin_ns = now;
@@ -142,16 +145,18 @@ void Timeline::begin_step() {
   if (!is_open()) return;
   auto& state = *state_.load();
   if (state.queue.size() > state.queue.capacity() / 4) flush();
-  if (is_open()) on_.store(is_recorded(state.steps), std::memory_order_relaxed);
+  on_.store(state.file && is_recorded(state.steps), std::memory_order_relaxed);
+  state.step_begin_ns = now_ns();  // what was written since the last one ended is no part of it
 }
 
 void Timeline::flush() { write(/*closed=*/false); }
 
 void Timeline::write(bool closed) {
-  if (!is_open()) return;
-  auto& state = *state_.load();
+  auto* const opened = state_.load();
+  if (opened == nullptr || !opened->file) return;
+  auto& state = *opened;
   state.queue.drain([&](const TimelineEvent& event) { state.file->add(event); });
-  if (state.file->write(state.queue.dropped(), closed)) return;
+  if (state.file->write(state.queue.dropped() - state.dropped_before, closed) && (!closed || state.file->close())) return;
   log_warning(state.rank, cat("[timeline] '", state.file->path(), "' can't be written: ", std::strerror(errno), "; recording ends"));
   on_.store(false);
   state.file.reset();
@@ -160,7 +165,10 @@ void Timeline::write(bool closed) {
 void Timeline::close() {
   on_.store(false);
   write(/*closed=*/true);
-  if (is_open()) state_.load()->file.reset();
+  if (auto* state = state_.load()) {
+    state->file.reset();
+    state->opened = false;
+  }
 }
 
 }  // namespace unshard

@@ -1,7 +1,9 @@
 #include "core/trace_file.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -15,7 +17,13 @@ namespace unshard {
 namespace {
 
 std::string file_name(const TimelineOptions& options) {
-  return cat("rank", options.rank, options.name.empty() ? "" : ".", options.name, ".json");
+  return cat("timeline.rank", options.rank, options.name.empty() ? "" : ".", options.name, ".json");
+}
+
+bool is_name(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  });
 }
 
 void append_number(std::string& to, std::int64_t value) {
@@ -38,17 +46,39 @@ std::string quoted(std::string_view text) {
 
 TraceFile::TraceFile(const TimelineOptions& options, std::int32_t main_thread) : options_(options), main_thread_(main_thread) {
   origin_unix_s_ = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  require(is_name(options.name), "[timeline] the name '", options.name,
+          "' can't be part of a file's name; use letters, digits, _ and -, or none (EngineOptions::name)");
   const std::filesystem::path folder = options.directory;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   path_ = (folder / file_name(options)).string();
   if (!error) {
-    file_.reset(std::fopen(path_.c_str(), "w"));
-    if (!file_) error = std::error_code(errno, std::generic_category());
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0) error = std::error_code(errno, std::generic_category());
   }
   require(!error, "[timeline] rank ", options.rank, " can't write '", path_, "': ", error.message(),
           "; name a folder that can be made (unshard.timeline, --timeline or UNSHARD_TIMELINE)");
-  pending_ = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  pending_ = head();
+}
+
+TraceFile::~TraceFile() { close(); }
+
+bool TraceFile::close() {
+  const int file = std::exchange(file_, -1);
+  return file < 0 || ::close(file) == 0;
+}
+
+std::string TraceFile::head() const {
+  return cat(R"({"displayTimeUnit": "ms", "otherData": {"rank": )", options_.rank, ", \"world_size\": ", options_.world_size,
+             ", \"host\": ", quoted(options_.host), ", \"run\": ", quoted(options_.run), ", \"engine\": ", quoted(options_.name),
+             ", \"main_thread\": ", main_thread_, ", \"origin_ns\": ", origin_ns_,
+             ", \"origin_unix_ms\": ", static_cast<std::int64_t>(origin_unix_s_ * 1e3), "},\n\"traceEvents\": [\n");
+}
+
+void TraceFile::set_clock(const ClockReading& reading) {
+  begin_line();
+  pending_ += cat(R"({"name":"clock","ph":"M","pid":)", options_.rank, ",\"tid\":", main_thread_, ",\"ts\":0,\"args\":{\"reading\":[",
+                  reading.at_ns, ", ", reading.offset_ns, ", ", reading.uncertainty_ns, "]}}");
 }
 
 void TraceFile::begin_line() {
@@ -102,8 +132,9 @@ std::string TraceFile::thread_name(std::int32_t thread, unsigned lanes) const {
   const auto has = [lanes](Lane lane) { return (lanes >> static_cast<unsigned>(lane) & 1U) != 0; };
   if (thread == main_thread_) return "main";
   if (has(Lane::prefetch)) return "prefetch";
+  // First what only a thread that computes does: without overlap, or with full buckets, it adds gradients up too.
+  if (has(Lane::compute) || has(Lane::gather) || has(Lane::reduce) || has(Lane::update)) return "autograd";
   if (has(Lane::bucket)) return "reduction";
-  if (has(Lane::compute) || has(Lane::gather)) return "autograd";
   return "communication";
 }
 
@@ -116,26 +147,34 @@ std::string TraceFile::closing(std::int64_t dropped, bool closed) const {
   };
   named("process_name", main_thread_, cat("rank ", options_.rank, " (", options_.host, ")"));
   for (const auto& [thread, lanes] : threads_) named("thread_name", thread, thread_name(thread, lanes));
-  text += cat("\n], \"otherData\": {\"rank\": ", options_.rank, ", \"world_size\": ", options_.world_size,
-              ", \"host\": ", quoted(options_.host), ", \"run\": ", quoted(options_.run), ", \"engine\": ", quoted(options_.name),
-              ", \"main_thread\": ", main_thread_, ", \"dropped\": ", dropped, ", \"closed\": ", closed ? "true" : "false",
-              ", \"origin_ns\": ", origin_ns_, ", \"origin_unix_ms\": ", static_cast<std::int64_t>(origin_unix_s_ * 1e3), ", \"clock\": [");
-  separator = "";
-  for (const auto& reading : clock_)
-    text += cat(std::exchange(separator, ", "), "[", reading.at_ns, ", ", reading.offset_ns, ", ", reading.uncertainty_ns, "]");
-  return text += "]}}\n";
+  return text += cat("\n],\n\"recording\": {\"dropped\": ", dropped, ", \"closed\": ", closed ? "true" : "false", "}}\n");
+}
+
+// Everything from end_ on. One call for all of it, as a rule: who is killed is rarely killed inside.
+bool TraceFile::replace_end(std::string_view text) {
+  const auto size = static_cast<std::int64_t>(text.size());
+  for (std::int64_t done = 0; done < size;) {
+    const auto written = ::pwrite(file_, text.data() + done, static_cast<std::size_t>(size - done), end_ + done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    done += written;
+  }
+  return ::ftruncate(file_, end_ + size) == 0;
 }
 
 bool TraceFile::write(std::int64_t dropped, bool closed) {
-  const std::string end = closing(dropped, closed);
-  const bool done = std::fseek(file_.get(), end_, SEEK_SET) == 0 &&
-                    std::fwrite(pending_.data(), 1, pending_.size(), file_.get()) == pending_.size() &&
-                    std::fwrite(end.data(), 1, end.size(), file_.get()) == end.size() && std::fflush(file_.get()) == 0;
-  if (!done) return false;
-  end_ += static_cast<long>(pending_.size());
-  pending_.clear();
-  // The closing part may have become shorter (it hasn't, so far, but a file with two ends can't be read).
-  return ftruncate(fileno(file_.get()), end_ + static_cast<long>(end.size())) == 0;
+  auto end = closing(dropped, closed);
+  if (replace_end(pending_ + end)) {
+    end_ += static_cast<std::int64_t>(pending_.size());
+    pending_.clear();
+    closing_part_ = std::move(end);
+    return true;
+  }
+  const int why = errno;
+  // What was there before, in the room that it had.
+  if (::ftruncate(file_, end_) == 0) static_cast<void>(replace_end(closing_part_));
+  errno = why;
+  return false;
 }
 
 }  // namespace unshard

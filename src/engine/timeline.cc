@@ -3,11 +3,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fstream>
 #include <string>
 
+#include "agreement.h"
 #include "comm/clock_offset.h"
 #include "engine_state.h"
 #include "unshard/core/error.h"
@@ -41,12 +43,23 @@ std::int64_t proportional_bytes() {
   return 0;
 }
 
+/// Collective.
+bool is_open_everywhere(Communicator& comm) {
+  const std::uint8_t mine = comm.timeline().is_open();
+  const auto all = exchange_bytes(comm, &mine, 1, "engine: opening the timeline");
+  const auto first = all.front();
+  const auto other = std::find_if(all.begin(), all.end(), [first](std::byte open) { return open != first; });
+  if (other == all.end()) return first != std::byte{0};
+  throw CommError(cat("[engine: opening the timeline] the timeline of rank ", first != std::byte{0} ? 0 : other - all.begin(),
+                      " is still open and that of rank ", first != std::byte{0} ? other - all.begin() : 0,
+                      " isn't; call close_timeline() of the engine before on all ranks"));
+}
+
 }  // namespace
 
 void Engine::State::open_timeline() {
   auto& timeline = comm->timeline();
-  std::string error;
-  if (timeline.is_open()) return;  // another engine's over the same group: this one's spans are there too
+  if (is_open_everywhere(*comm)) return;  // another engine's over the same group: this one's spans are there too
   TimelineOptions opening;
   opening.directory = config.unshard.timeline;
   opening.name = options.name;
@@ -54,12 +67,18 @@ void Engine::State::open_timeline() {
   opening.rank = comm->rank();
   opening.world_size = comm->world_size();
   opening.run = comm->all_gather_strings(cat(Timeline::now_ns(), '-', ::getpid())).front();
+  std::string error;
   try {
     timeline.open(opening);
   } catch (const std::invalid_argument& failure) {
     error = failure.what();
   }
-  agree_no_error(*comm, error, "engine: opening the timeline");
+  try {
+    agree_no_error(*comm, error, "engine: opening the timeline");
+  } catch (...) {
+    timeline.close();  // a second attempt finds it as the first did
+    throw;
+  }
   writes_timeline = true;
   timeline.set_clock(read_clock_offset(*comm));
   count_memory();
@@ -71,13 +90,14 @@ void Engine::State::count_memory() {
   if (!timeline.is_on()) return;
   const auto at_rest = store->bytes();
   timeline.count("parameters at rest", at_rest.parameters);
-  timeline.count("gathered parameters", store->stats().live_bytes);
+  const auto held = store->stats();
+  timeline.count("gathered parameters", held.live_bytes + held.host_live_bytes);
   timeline.count("gradients", gradients->bytes() + pipeline->reducer().bytes());
   timeline.count("optimizer", masters->bytes() + (optimizer ? optimizer->state_bytes() : 0));
   timeline.count("process (RSS)", resident_bytes());
 }
 
-// All ranks are here, and agree about which steps are recorded.
+// All ranks are here, and agree about which steps are recorded, also one whose file can't be written any more.
 void Engine::State::end_timeline_step(std::int64_t step) {
   if (!writes_timeline) return;
   auto& timeline = comm->timeline();
@@ -86,7 +106,7 @@ void Engine::State::end_timeline_step(std::int64_t step) {
   if (timeline.is_flush_step()) {
     const TimelineSpan span(timeline, Lane::other, "timeline: clock, file");
     timeline.count("process (PSS)", proportional_bytes());
-    timeline.set_clock(read_clock_offset(*comm));
+    timeline.set_clock(read_clock_offset(*comm, kLaterClockRounds));
     timeline.flush();
   }
   timeline.begin_step();
@@ -98,5 +118,6 @@ void Engine::State::close_timeline() {
 }
 
 void Engine::close_timeline() { state_->close_timeline(); }
+bool Engine::writes_timeline() const { return state_->writes_timeline; }
 
 }  // namespace unshard

@@ -172,6 +172,7 @@ void bind_engine(py::module_& module) {
           py::arg("directory"), py::arg("load_optimizer") = true, NoGil())
       .def(
           "close_timeline", [](const EngineHandle& e) { e->close_timeline(); }, NoGil())
+      .def_property_readonly("writes_timeline", [](const EngineHandle& e) { return e->writes_timeline(); })
       .def(
           "destroy", [](const EngineHandle& e) { e->destroy(); }, NoGil());
   bind_training(cls);

@@ -11,6 +11,8 @@ import dense
 import pytest
 import timeline_records as records
 from ranks import run_ranks
+from unshard.timeline import finish as finishing
+from unshard.timeline import main as command
 from unshard.timeline import write_outputs
 from unshard.timeline.clock import Clock
 from unshard.timeline.files import TimelineError, read_ranks
@@ -40,15 +42,22 @@ def run_folder(tmp_path_factory):
 
 
 def test_files_and_outputs_are_there(run_folder):
-    assert sorted(p.name for p in run_folder.iterdir()) == ["rank0.json", "rank1.json", "timeline.html", "trace.json"]
-    for rank in range(2):
-        document = json.loads((run_folder / f"rank{rank}.json").read_text())
-        assert document["otherData"]["closed"] and document["otherData"]["dropped"] == 0
-    assert len({json.loads((run_folder / f"rank{r}.json").read_text())["otherData"]["run"] for r in range(2)}) == 1
+    assert sorted(p.name for p in run_folder.iterdir()) == ["timeline.html", "timeline.rank0.json", "timeline.rank1.json", "trace.json"]
+    documents = [_document(run_folder, rank) for rank in range(2)]
+    assert all(d["recording"] == {"dropped": 0, "closed": True} for d in documents)
+    assert len({d["otherData"]["run"] for d in documents}) == 1
+
+
+def _file(folder, rank):
+    return folder / f"timeline.rank{rank}.json"
+
+
+def _document(folder, rank):
+    return json.loads(_file(folder, rank).read_text())
 
 
 def test_spans_cover_the_steps(run_folder):
-    for rank in read_ranks([run_folder / f"rank{r}.json" for r in range(2)]):
+    for rank in read_ranks([_file(run_folder, rank) for rank in range(2)]):
         steps = steps_of(rank)
         assert [s.step for s in steps] == list(range(STEPS))
         for step in steps:
@@ -97,20 +106,20 @@ def _assert_nested(spans):
 
 def test_clocks_of_one_machine_agree(run_folder):
     """Without shared memory ranks count as hosts of their own, so their clocks are compared; here both are the same clock."""
-    for rank in (0, 1):
-        readings = json.loads((run_folder / f"rank{rank}.json").read_text())["otherData"]["clock"]
-        assert len(readings) >= 2
-        assert all(abs(offset) <= max(uncertainty, 1) for _, offset, uncertainty in readings)
-    assert [reading[1:] for reading in json.loads((run_folder / "rank0.json").read_text())["otherData"]["clock"]] == [[0, 0]] * 2
+    readings = [[e["args"]["reading"] for e in _document(run_folder, rank)["traceEvents"] if e["name"] == "clock"] for rank in (0, 1)]
+    for own in readings:
+        assert len(own) == 2
+        assert all(abs(offset) <= max(uncertainty, 1) for _, offset, uncertainty in own)
+    assert [reading[1:] for reading in readings[0]] == [[0, 0]] * 2
 
 
 def test_at_exit_and_a_second_engine(tmp_path):
     run_ranks(2, three_engines, str(tmp_path), limit=60)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "rank0.engine1.json", "rank0.json", "rank1.engine1.json", "rank1.json", "timeline.engine1.html", "timeline.html",
-        "trace.engine1.json", "trace.json"]
-    for name in ("rank0.json", "rank1.json", "rank0.engine1.json"):
-        assert json.loads((tmp_path / name).read_text())["otherData"]["closed"]
+        "timeline.engine1.html", "timeline.html", "timeline.rank0.engine1.json", "timeline.rank0.json", "timeline.rank1.engine1.json",
+        "timeline.rank1.json", "trace.engine1.json", "trace.json"]
+    for path in tmp_path.glob("timeline.rank*.json"):
+        assert json.loads(path.read_text())["recording"]["closed"]
 
 
 def three_engines(rank, world, folder):
@@ -125,10 +134,86 @@ def three_engines(rank, world, folder):
         three_engines.kept.append(engine)
 
 
+@pytest.mark.parametrize("cycle", [False, True])
+def test_an_engine_that_is_gone_before_the_exit(tmp_path, cycle):
+    run_ranks(2, local_engine, str(tmp_path), cycle, limit=60)
+    assert {"trace.json", "timeline.html"} <= {p.name for p in tmp_path.iterdir()}
+    assert all(_document(tmp_path, rank)["recording"]["closed"] for rank in range(2))
+    assert [s.step for s in steps_of(read_ranks([_file(tmp_path, 0)])[0])] == [0]
+
+
+def local_engine(rank, world, folder, cycle):
+    """No destroy(), and nothing keeps the engine: it is gone when the function returns (or, in a cycle, whenever it is collected)."""
+    import gc
+    import weakref
+    import torch
+    import unshard
+
+    def main():
+        engine, *_ = unshard.initialize(model=torch.nn.Linear(16, 16), config=dense.config(3, unshard={"timeline": folder}))
+        engine.backward(engine(torch.randn(2, 16)).square().mean())
+        engine.step()
+        if cycle:
+            engine.itself = [engine]
+        return weakref.ref(engine)
+    kept = main()
+    if not cycle:
+        gc.collect()
+        assert kept() is None
+
+
+def test_two_models_in_one_init_have_one_timeline(tmp_path):
+    run_ranks(2, two_models, str(tmp_path), limit=60)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["timeline.html", "timeline.rank0.json", "timeline.rank1.json", "trace.json"]
+    rank = read_ranks([_file(tmp_path, 1)])[0]
+    assert sum(s.name == "forward" for s in rank.spans) == 2
+
+
+def two_models(rank, world, folder):
+    """The engine that opened the timeline ends last, and puts it together; the other one leaves it alone."""
+    import pathlib
+    import torch
+    import unshard
+    config = dense.config(3, unshard={"timeline": folder})
+    with unshard.zero.Init(config_dict_or_path=config):
+        models = [torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)]
+    engines = [unshard.initialize(model=model, config=config)[0] for model in models]
+    for engine in engines:
+        engine.backward(engine(torch.randn(2, 16)).square().mean())
+        engine.step()
+    engines[1].destroy()
+    assert not (pathlib.Path(folder) / "trace.json").exists()
+    engines[0].destroy()
+    if rank == 0:
+        assert (pathlib.Path(folder) / "trace.json").exists()
+
+
+def test_a_full_disk_on_one_host_stops_nobody(tmp_path):
+    _file(tmp_path, 1).symlink_to("/dev/full")
+    outcomes = run_ranks(2, two_hosts, str(tmp_path), limit=60, expect_failure=True)
+    assert [o.code for o in outcomes] == [0, 0], "\n".join(o.output for o in outcomes)
+    assert "can't be written: No space left on device; recording ends" in outcomes[1].output
+    events = _document(tmp_path, 0)["traceEvents"]
+    assert sum(e["name"] == "clock" for e in events) == 3            # at the start, after the first step and the tenth
+    assert max(e["args"]["bytes"] for e in events if e["name"] == "gathered parameters") > 0        # of the other host's
+
+
+def two_hosts(rank, world, folder):
+    import os
+    os.environ["UNSHARD_HOST"] = f"host{rank}"
+    import torch
+    import unshard
+    engine, *_ = unshard.initialize(model=torch.nn.Linear(64, 64), config=dense.config(3, unshard={"timeline": folder}))
+    for _ in range(12):
+        engine.backward(engine(torch.randn(2, 64)).square().mean())
+        engine.step()
+    engine.destroy()
+
+
 # ---- made-up recordings ---------------------------------------------------------------------------------------------------------------
 def test_shares_of_a_known_step(tmp_path):
     records.write_run(tmp_path, world=2, steps=4, slow_rank=1, slow=8.0)
-    ranks = read_ranks(sorted(tmp_path.glob("rank*.json")))
+    ranks = read_ranks(sorted(tmp_path.glob("timeline.rank*.json")))
     mean = [averages(steps_of(rank)) for rank in ranks]
     assert mean[0] == pytest.approx({"compute": 65, "gather": 5, "reduce": 20, "update": 6, "other": 4, "step": 100})
     assert mean[1] == pytest.approx({"compute": 73, "gather": 5, "reduce": 12, "update": 6, "other": 4, "step": 100})
@@ -152,7 +237,7 @@ def test_clocks_are_put_right(tmp_path):
         if "dur" in event:
             event["dur"] /= 1 + drift
     records.write_rank(tmp_path, 1, 2, events, readings, origin)
-    zero, one = read_ranks(sorted(tmp_path.glob("rank*.json")))
+    zero, one = read_ranks(sorted(tmp_path.glob("timeline.rank*.json")))
     for ours, theirs in zip(zero.spans, one.spans, strict=True):
         assert (theirs.begin, theirs.end) == pytest.approx((ours.begin, ours.end), abs=0.05)      # microseconds
 
@@ -167,24 +252,77 @@ def test_a_bad_reading_doesnt_turn_time_back():
 
 def test_files_of_another_run_and_missing_ranks(tmp_path):
     records.write_run(tmp_path, world=2, steps=3)
-    old = json.loads((tmp_path / "rank1.json").read_text())
+    old = _document(tmp_path, 1)
     old["otherData"].update(rank=2, run="0-0", origin_unix_ms=1_600_000_000_000)
-    (tmp_path / "rank2.json").write_text(json.dumps(old))
-    (tmp_path / "rank1.json").unlink()
+    _file(tmp_path, 2).write_text(json.dumps(old))
+    _file(tmp_path, 1).unlink()
     write_outputs(tmp_path)
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert {e["pid"] for e in trace["traceEvents"]} == {0} and trace["otherData"]["missing_ranks"] == [1]
     assert "There is no file of rank 1" in (tmp_path / "timeline.html").read_text()
 
 
-@pytest.mark.parametrize("text, message", [("{", "line 1 isn't JSON"), ("{}", "not a timeline"), (None, "no rank<N>.json")])
+def test_a_file_that_was_cut_short_is_read_up_to_its_last_whole_line(tmp_path):
+    records.write_run(tmp_path, world=2, steps=6)
+    path = _file(tmp_path, 1)
+    text = path.read_text()
+    whole = read_ranks([path])[0]
+    for length in range(text.index('"step 3"'), len(text) - 2, 97):
+        path.write_text(text[:length])
+        rank = read_ranks([path])[0]
+        assert not rank.closed and rank.clock.readings == whole.clock.readings
+        assert [s.step for s in steps_of(rank)][:3] == [0, 1, 2]
+        assert all(span in whole.spans for span in rank.spans)
+    # New lines over the old end, and the process was killed in the middle: what is left of the old end doesn't count.
+    at = text.index('{"name": "step 3"')
+    path.write_text(text[:at] + '{"name": "new", "ph": ' + text[-200:])
+    assert [s.step for s in steps_of(read_ranks([path])[0])] == [0, 1, 2]
+    write_outputs(tmp_path)
+    assert "The files of rank 1 weren't ended" in (tmp_path / "timeline.html").read_text()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda d: d["otherData"].pop("host"), lambda d: d["otherData"].update(rank="first"), lambda d: d.update(traceEvents=[1]),
+    lambda d: d.update(recording=None), lambda d: d["traceEvents"][1].pop("ts"), lambda d: d["traceEvents"][1].update(dur="long"),
+    lambda d: d["traceEvents"][0]["args"].update(reading=[1]), lambda d: d.update(otherData=[]),
+    lambda d: d["traceEvents"][1].update(args=None)])
+def test_a_damaged_file_is_named_in_one_line(tmp_path, capsys, damage):
+    records.write_run(tmp_path)
+    document = _document(tmp_path, 1)
+    damage(document)
+    _file(tmp_path, 1).write_text(json.dumps(document))
+    assert command([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"unshard timeline: {_file(tmp_path, 1)}: damaged") and said.count("\n") == 1
+
+
+def test_whose_files_werent_ended_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(finishing, "_PATIENCE_S", 0.1)
+    records.write_run(tmp_path, world=3)
+    path = _file(tmp_path, 2)
+    path.write_text(path.read_text().replace('"closed": true', '"closed": false'))
+    said = []
+    finishing.finish(tmp_path, 3, "", said.append)
+    assert len(said) == 2 and str(tmp_path / "trace.json") in said[1]
+    assert said[0].startswith("timeline: the files of rank 2 weren't ended")
+
+
+def test_run_records_in_the_same_folder_are_left_alone(tmp_path):
+    """`--run-dir` and `--timeline` may name one folder."""
+    records.write_run(tmp_path)
+    (tmp_path / "rank0.json").write_text('{"rank": 0}')
+    write_outputs(tmp_path)
+    assert (tmp_path / "rank0.json").read_text() == '{"rank": 0}'
+
+
+@pytest.mark.parametrize("text, message", [("{", "line 1 isn't JSON"), ("", "line 1 isn't JSON"), ("{}", "not a timeline"),
+                                           (None, "no timeline.rank<N>.json")])
 def test_what_cant_be_merged_is_said(tmp_path, text, message):
     if text is not None:
-        (tmp_path / "rank0.json").write_text(text)
+        _file(tmp_path, 0).write_text(text)
     with pytest.raises(TimelineError, match=message):
         write_outputs(tmp_path)
-    command = [sys.executable, "-m", "unshard.cli", "timeline", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "unshard.cli", "timeline", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 

@@ -29,9 +29,12 @@ def write_rank(folder, rank, world, events, clock, origin_ns=10**9, run="1-1", h
     threads = [{"name": "thread_name", "ph": "M", "pid": rank, "tid": 100 + rank, "ts": 0, "args": {"name": "main"}},
                {"name": "thread_name", "ph": "M", "pid": rank, "tid": 200 + rank, "ts": 0, "args": {"name": "prefetch"}}]
     facts = {"rank": rank, "world_size": world, "host": host or f"worker-{rank + 1}", "run": run, "engine": name, "main_thread": 100 + rank,
-             "dropped": 0, "closed": True, "origin_ns": origin_ns, "origin_unix_ms": 1_700_000_000_000, "clock": clock}
-    path = folder / (f"rank{rank}.{name}.json" if name else f"rank{rank}.json")
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events + threads, "otherData": facts}))
+             "origin_ns": origin_ns, "origin_unix_ms": 1_700_000_000_000}
+    readings = [{"name": "clock", "ph": "M", "pid": rank, "tid": 100 + rank, "ts": 0, "args": {"reading": reading}} for reading in clock]
+    path = folder / (f"timeline.rank{rank}.{name}.json" if name else f"timeline.rank{rank}.json")
+    lines = ",\n".join(map(json.dumps, readings + events + threads))
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})[:-1]
+    path.write_text(head + ',\n"traceEvents": [\n' + lines + '\n],\n"recording": {"dropped": 0, "closed": true}}\n')
     return path
 
 

@@ -18,8 +18,8 @@ inline constexpr int kLanes = 9;
 std::string_view lane_name(Lane lane);
 
 struct TimelineOptions {
-  std::string directory;  ///< made if missing; the file is rank<N>.json, or rank<N>.<name>.json
-  std::string name;       ///< tells several engines of a process apart
+  std::string directory;  ///< made if missing; the file is timeline.rank<N>.json, or timeline.rank<N>.<name>.json
+  std::string name;       ///< tells several engines of a process apart; letters, digits, _ and -
   std::string host;       ///< for people
   std::string run;        ///< equal on the ranks of one run: files of another aren't merged with these
   int rank = 0, world_size = 1;
@@ -39,7 +39,7 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
 
   bool is_on() const { return on_.load(std::memory_order_relaxed); }
-  bool is_open() const;  ///< the thread that runs the steps
+  bool is_open() const;  ///< until close(), also when the file couldn't be written: the same on all ranks. The thread that runs the steps
   static std::int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
@@ -53,14 +53,14 @@ class Timeline {
   /// Starts the file. \throws std::invalid_argument the directory can't be written; names it and says why.
   void open(const TimelineOptions& options);
   void set_clock(const ClockReading& reading);
-  /// The step that has just ended: a span from the end of the last one.
+  /// The step that has just ended: a span from begin_step() on.
   void end_step(std::int64_t step);
   /// The first step begins here, if it is called before it ends, at the first of such calls: set-up is no part of it.
   void begin_first_step();
-  /// Whether the step that just ended was recorded and is the first or a tenth one. The same on all ranks.
+  /// Whether the step that just ended was to be recorded and is the first or a tenth one. The same on all ranks, whatever became of files.
   bool is_flush_step() const;
-  /// Decides about the next step. The first 100 are recorded, then every 10th up to 1,000, every 100th up to 10,000, and so on, so that a
-  /// file stays bounded however long the run is.
+  /// The next step begins here; decides about it. The first 100 are recorded, then every 10th up to 1,000, every 100th up to 10,000, and
+  /// so on, so that a file stays bounded however long the run is.
   void begin_step();
   /// To the file what was recorded. The file is whole after every call. Failure (disk full) is told once; recording ends.
   void flush();

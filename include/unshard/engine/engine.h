@@ -48,7 +48,7 @@ struct EngineOptions {
   /// Called at agreed points to find parameters the module has now (new Parameter objects); null: not checked.
   std::function<NamedParameters()> source;
   std::int64_t hidden_size = 0;  ///< for "auto" values; 0: estimated
-  /// Tells several engines of a process apart, in the names of files (timeline); equal on all ranks.
+  /// Tells several engines of a process apart, in the names of files (timeline): letters, digits, _ and -; equal on all ranks.
   std::string name;
   GradientTuning gradients;
 };
@@ -137,8 +137,11 @@ class Engine {
 
   MemoryReport memory() const;
   StepTimes times() const;
-  /// The timeline's file is complete; nothing more is recorded. destroy() and the destructor do it too. Not collective.
+  /// The timeline's file is complete; nothing more is recorded. destroy() and the destructor do it too. Sends nothing, but is for all ranks
+  /// at the same step: ranks that still record read their clocks together. Only what opened the timeline closes it.
   void close_timeline();
+  /// Whether this engine opened its group's timeline. An engine that shares the group with one that did has its spans in that one's file.
+  bool writes_timeline() const;
   /// Rows "parameter dtype, gradient accumulation, communication, master, states" for people.
   std::string dtype_table() const;
 

@@ -1,5 +1,5 @@
-"""What each rank did when: the engine writes `rank<N>.json` into a folder (`"unshard": {"timeline": "DIR"}`, `unshard run --timeline DIR`);
-here they become one trace, with clocks corrected, and one page.
+"""What each rank did when: the engine writes `timeline.rank<N>.json` into a folder (`"unshard": {"timeline": "DIR"}`,
+`unshard run --timeline DIR`); here they become one trace, with clocks corrected, and one page.
 
 Python's side only: needs neither torch nor the engine, so that it runs where the files were copied to."""
 from unshard.timeline.command import main

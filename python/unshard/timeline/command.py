@@ -9,7 +9,7 @@ from unshard.timeline.merge import write_outputs
 def main(argv):
     parser = argparse.ArgumentParser(prog="unshard timeline", description="Merge what the ranks of a run recorded: DIR/trace.json for "
                                      "Perfetto (ui.perfetto.dev) or chrome://tracing, and DIR/timeline.html for any browser.")
-    parser.add_argument("folder", metavar="DIR", help="with the rank<N>.json of a run with --timeline; of all hosts, copied together")
+    parser.add_argument("folder", metavar="DIR", help="with the timeline.rank<N>.json of a run; of all hosts, copied together")
     try:
         for path in write_outputs(parser.parse_args(argv).folder):
             print(path)

@@ -15,7 +15,7 @@ def write_outputs(folder, only=None):
     folder = pathlib.Path(folder)
     engines = engines_of(folder) if folder.is_dir() else {}
     if not engines:
-        raise TimelineError(f"{folder}: no rank<N>.json in it; run with --timeline {folder}, or give the folder of a run that did")
+        raise TimelineError(f"{folder}: no timeline.rank<N>.json in it; run with --timeline {folder}, or give the folder of a run that did")
     written = []
     for engine, files in engines.items():
         if only not in (None, engine):

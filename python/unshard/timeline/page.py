@@ -48,6 +48,9 @@ def _notes(ranks, shown, steps):
                      "<code>unshard timeline</code> again.")
     if lost := {r.rank: r.dropped for r in ranks if r.dropped}:
         notes.append("Events were lost, the buffer was full: " + ", ".join(f"{n} of rank {r}" for r, n in lost.items()) + ".")
+    if unfinished := [r.rank for r in ranks if not r.closed]:
+        notes.append(f"The files of rank {', '.join(map(str, unfinished))} weren't ended: the rank still runs, was killed, or had no room "
+                     "to write. What is in them is shown.")
     doubtful = max((r.clock.uncertainty_ns for r in ranks), default=0)
     if doubtful > 0:
         notes.append(f"Clocks of the hosts are put together to within {doubtful / 1e6:.2f} ms.")
