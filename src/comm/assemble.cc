@@ -160,14 +160,15 @@ std::shared_ptr<Communicator> assemble(RollCall& roll, CommunicatorImpl::Parts p
   return communicator;
 }
 
-/// An error of somebody else's making, with who is missing.
-std::string with_the_missing(const RollCall& roll, std::string text) {
+/// Who is missing, and then the error of somebody else's making that says nothing of it.
+std::string with_the_missing(const RollCall& roll, std::string_view place, std::string_view own, const std::exception& error) {
+  std::string who;
   try {
-    const std::string who = roll.explain();
-    return who.empty() ? text : cat(text, "; ", who);
+    who = roll.explain();
   } catch (const CommError& ended) {
-    return cat(ended.what(), "; ", text);
+    return cat(ended.what(), ": ", first_line(error.what()));
   }
+  return cat("[comm.", place, "] ", who, who.empty() ? "" : "; ", own, ": ", first_line(error.what()));
 }
 
 }  // namespace
@@ -188,7 +189,7 @@ std::shared_ptr<Communicator> assemble(const std::string& place, int rank, int s
   }
   RollCall roll(parts.store, rank, size, {place, options.timeout, options.interrupt_check});
   const auto failed = [&](const std::exception& error) {
-    const std::string text = with_the_missing(roll, cat("[comm.", place, "] rank ", rank, " of ", size, ": ", first_line(error.what())));
+    const std::string text = with_the_missing(roll, place, cat("this is rank ", rank, " of ", size), error);
     roll.fail(text);
     return CommError(text);
   };

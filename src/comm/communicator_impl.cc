@@ -116,12 +116,13 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   if (!host_) {
     stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
     if (local_) local_->set_wait_hook([this](const Place&, double waited_s) { on_waiting(waited_s); });
-    const StoreRules rules{options_.timeout, [this](std::string_view place) {
-                             if (const auto ended = ended_peer(false); !ended.empty())
-                               throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
-                             if (options_.interrupt_check) options_.interrupt_check();
-                             on_waiting(1);
-                           }};
+    const auto check = [this](std::string_view place) {
+      if (const auto ended = ended_peer(false); !ended.empty())
+        throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
+      if (options_.interrupt_check) options_.interrupt_check();
+      on_waiting(1);
+    };
+    const StoreRules rules{options_.timeout, check, [this] { return explain(); }};
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
     strings_ = std::make_unique<StoreExchange>(store_, "strings", rank_, size_, rules);
   }

@@ -89,6 +89,7 @@ void run(const std::shared_ptr<RollCall::State>& state) {
                             state->rank == 0 ? "" : "; rank 0, which serves it unless the launcher does, has ended or can't be reached"));
   }
   state->set_in_store(false);
+  state->tell_said();
 }
 
 }  // namespace
@@ -170,10 +171,12 @@ void RollCall::fail(std::string_view why) {
   over_ = true;
   {
     const std::lock_guard lock(state_->mutex);
-    if (state_->failure.empty()) state_->failure = first_line(why);
+    if (state_->failure.empty()) state_->failure = why.substr(0, std::min<std::size_t>(why.find('\n'), 1500));
     if (state_->failure.empty()) state_->failure = "it gave up";
   }
   state_->ring();
+  std::unique_lock lock(state_->mutex);  // the process may end before the thread is through
+  state_->changed.wait_for(lock, 1s, [&] { return state_->said_last || state_->in_store; });
 }
 
 void RollCall::finish() {

@@ -102,6 +102,7 @@ class Hub {
       said_last_ = state_.leaves || state_.stop || !state_.failure.empty();
     }
     if (!failure.empty() && ended_.empty()) to_all(kEnded, cat("rank 0 failed: ", failure));
+    if (said_last_) state_.tell_said();
   }
 
   void greet() {

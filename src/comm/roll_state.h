@@ -40,7 +40,8 @@ struct RollCall::State {
   std::string failure;
   bool leaves = false, stop = false;
   // from the thread
-  bool in_store = true;  ///< it can't be waited for
+  bool in_store = true;    ///< it can't be waited for
+  bool said_last = false;  ///< what this rank had to say is on its way
   std::optional<std::vector<std::string>> texts;
   std::string ended, trouble;  ///< of another rank; of this one
   std::string news;            ///< who is missing
@@ -50,6 +51,11 @@ struct RollCall::State {
   void silence_bell() const;
   void tell_ended(std::string_view how);
   void tell_trouble(std::string_view what);
+  void tell_said() {
+    const std::lock_guard lock(mutex);
+    said_last = true;
+    changed.notify_all();
+  }
   void set_in_store(bool is) {
     const std::lock_guard lock(mutex);
     in_store = is;

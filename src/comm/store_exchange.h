@@ -1,10 +1,10 @@
 #pragma once
-// Small messages through a c10d store: the way ranks speak before, or without, a transport.
+// Small messages through a c10d store: the way ranks speak where no transport serves.
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +19,11 @@ struct StoreRules {
   std::chrono::duration<double> timeout{1800};
   /// Called about every 50 ms of waiting with where that is, "[comm.check_all_in] save(DIR):"; throws to leave.
   std::function<void(std::string_view place)> check;
+  std::function<std::string()> explain;  ///< who is where, for a time-out's message
 };
 
+/// The store is asked on a thread of its own: one whose server has stopped holds nobody beyond the limits. After an error the exchange is
+/// out of step, and not used again.
 class StoreExchange {
  public:
   /// `store`'s keys under `prefix` are this exchange's own, alike on all ranks.
@@ -33,19 +36,13 @@ class StoreExchange {
   void check_all_in(std::string_view call, std::chrono::duration<double> limit);
 
  private:
-  std::string key(std::uint64_t round, int rank) const;
-  void post(const std::string& text);
-  std::string fetch(int rank) const;
-  std::optional<std::vector<std::string>> fetch_all() const;  ///< none: not all are there, or the store can't give several at once
-  void say_who_ended(std::string_view place) const;           ///< \throws what the rules' check throws
-  bool present(int rank) const;
+  struct State;
+  void say_who_ended(std::string_view place) const;  ///< \throws what the rules' check throws
+  [[noreturn]] void raise_late(std::string_view place, double limit_s, const std::string& call) const;
 
-  const c10::intrusive_ptr<c10d::Store> store_;
-  const std::string prefix_;
   const int rank_, size_;
   const StoreRules rules_;
-  std::uint64_t round_ = 0;
-  std::vector<std::string> last_;  ///< what each rank announced last, for messages
+  const std::shared_ptr<State> state_;  ///< shared with a thread, which may be stuck in the store
 };
 
 }  // namespace unshard::comm
