@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(
         Good{R"({"zero_optimization": false})", "zero_optimization.stage", "0 <- argument"},
         Good{R"({"zero_optimization": true, "allgather_size": 9})", "zero_optimization.allgather_bucket_size", "9 <- argument"},
         Good{R"({"zero_optimization": {"stage": 3}})", "zero_optimization.overlap_comm", "true <- default"},
-        Good{R"({"zero_optimization": {"stage": 2}})", "zero_optimization.overlap_comm", "false <- default"},
+        Good{R"({"zero_optimization": {"stage": 2}})", "zero_optimization.overlap_comm", "true <- default"},
         Good{R"({"zero_optimization": {"stage": 3, "overlap_comm": false}})", "zero_optimization.overlap_comm", "false <- argument"},
         Good{R"({"zero_optimization": {"stage": 2, "cpu_offload": true}})", "zero_optimization.offload_optimizer.device",
              "cpu <- derived from cpu_offload"},

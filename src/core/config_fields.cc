@@ -128,7 +128,6 @@ void load_fields(Config& config, const Checked& checked) {
   config.zero.reduce_bucket_auto = checked.is_auto("zero_optimization.reduce_bucket_size");
   config.zero.prefetch_bucket_auto = checked.is_auto("zero_optimization.prefetch_bucket_size");
   config.zero.persistence_threshold_auto = checked.is_auto("zero_optimization.param_persistence_threshold");
-  if (checked.find("zero_optimization.overlap_comm") == nullptr) config.zero.overlap_comm = config.zero.stage == 3;
 }
 
 FieldValues field_values(const Config& config) {

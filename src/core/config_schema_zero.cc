@@ -26,7 +26,7 @@ Section zero() {
           {.name = "use_multi_rank_bucket_allreduce", .initial = "true", .state = accepted},
           {.name = "allgather_partitions", .initial = "true", .state = accepted, .note = "parameters are always all-gathered, in buckets"},
           {.name = "allgather_bucket_size", .kind = integer, .initial = "500000000", .range = kNotNegative, .note = "elements"},
-          {.name = "overlap_comm", .note = "true at stage 3, else false"},
+          {.name = "overlap_comm", .note = "default true; DeepSpeed's is false at stages 1 and 2"},
           {.name = "compute_grad_norm", .initial = "true", .state = accepted},
           {.name = "load_from_fp32_weights", .initial = "true", .state = accepted},
           {.name = "elastic_checkpoint", .initial = "false", .state = not_built},

@@ -13,7 +13,7 @@ namespace unshard::zero {
 namespace {
 
 // The gather buffer is reused from bucket to bucket; a small one stays in the cache and costs no page faults at each step.
-constexpr std::int64_t kBufferBytes = 16 << 20;
+constexpr std::int64_t kBufferBytes = 4 << 20;
 
 // Elements [begin, begin + numel) of every rank's piece of one parameter.
 struct Segment {

@@ -67,7 +67,7 @@ struct ZeroConfig {
   std::int64_t max_reuse_distance = 1'000'000'000;
   std::int64_t sub_group_size = 1'000'000'000;
   bool reduce_bucket_auto = false, prefetch_bucket_auto = false, persistence_threshold_auto = false;  ///< "auto": chosen from the model
-  bool overlap_comm = false;                                                                          ///< default true at stage 3
+  bool overlap_comm = true;
   bool contiguous_gradients = true, reduce_scatter = true, allgather_partitions = true;
   bool gather_16bit_weights_on_model_save = false;
   OffloadConfig offload_optimizer, offload_param;
