@@ -128,6 +128,8 @@ def main():
                                       "initialize_s": initialize_s, "losses": losses, "link_mb": worst[2].item(),
                                       "exposed_ms": worst[3].item() if exposed else None}), flush=True)
     dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch's Gloo threads, which DDP leaves running, may abort a process that ends
 
 
 if __name__ == "__main__":

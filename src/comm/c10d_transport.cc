@@ -3,6 +3,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -23,6 +25,8 @@ namespace unshard::comm {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr std::int64_t kGatherPieceBytes = 1 << 20;
 
 /// For an operation under way when a peer is known to have ended: what that peer sent is here, or about to be. An operation that needs
 /// nothing more completes; one that needs more of that peer fails when the connection closes; only who waits for a third rank, which waits
@@ -164,8 +168,33 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
 void C10dTransport::all_gather(const Call& call, at::Tensor& output, const at::Tensor& input) {
   at::Tensor to = as_bytes(output), from = as_bytes(input);
   if (to.numel() == 0) return;
-  run(call, input, [&](c10d::Backend& backend) { return backend._allgather_base(to, from); });
+  if (input.is_cpu() && from.numel() > kGatherPieceBytes)
+    gather_in_pieces(call, to, from);
+  else
+    run(call, input, [&](c10d::Backend& backend) { return backend._allgather_base(to, from); });
   count_sent(input, from.numel() * (size_ - 1));
+}
+
+// Gloo sends a piece only when it has the one before from its neighbour: two under way hide the time that a message takes to arrive.
+void C10dTransport::gather_in_pieces(const Call& call, at::Tensor& output, const at::Tensor& input) {
+  const std::int64_t whole = input.numel(), most = std::min(whole, kGatherPieceBytes), count = (whole + most - 1) / most;
+  const auto backend = backend_for(call, input);
+  std::array<at::Tensor, 2> received{at::empty({most * size_}, at::kByte), at::empty({most * size_}, at::kByte)};
+  std::array<Pending, 2> flights;
+  const auto length = [&](std::int64_t k) { return std::min(most, whole - k * most); };
+  const auto start = [&](std::int64_t k) {
+    at::Tensor from = input.narrow(0, k * most, length(k)), to = received[k % 2].narrow(0, 0, length(k) * size_);
+    translate(call, [&] { flights[k % 2] = std::make_shared<const c10::intrusive_ptr<c10d::Work>>(backend->_allgather_base(to, from)); });
+  };
+  start(0);
+  for (std::int64_t k = 0; k < count; ++k) {
+    if (k + 1 < count) start(k + 1);
+    finish(call, flights[k % 2]);
+    const auto* from = static_cast<const std::byte*>(received[k % 2].data_ptr());
+    for (std::int64_t rank = 0; rank < size_; ++rank)
+      std::memcpy(static_cast<std::byte*>(output.data_ptr()) + rank * whole + k * most, from + rank * length(k),
+                  static_cast<std::size_t>(length(k)));
+  }
 }
 
 void C10dTransport::all_to_all(const Call& call, at::Tensor& output, const at::Tensor& input) {

@@ -66,6 +66,7 @@ class C10dTransport final : public Transport {
   /// The same when a peer has been known to have ended for `grace`; `since`: when it was first known.
   void check_peers_after(const Call& call, std::chrono::milliseconds grace, TimePoint& since) const;
   [[noreturn]] void raise(const Call& call, std::string_view reason) const;
+  void gather_in_pieces(const Call& call, at::Tensor& output, const at::Tensor& input);
   void reduce_slices(const Call& call, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -103,6 +103,18 @@ TEST_P(Collectives, AllGatherBringsEveryRanksTensor) {
   });
 }
 
+TEST_P(Collectives, LongGathersAreWholeWhateverTheirPieces) {
+  run([&](int rank, Communicator& comm) {
+    for (std::int64_t numel : {262'144, 262'145, 700'001}) {  // of 4 bytes: one piece of 1 MiB; a bit more; two and a part
+      std::vector<at::Tensor> parts;
+      for (int r = 0; r < size(); ++r) parts.push_back(values(r, numel, at::kFloat));
+      at::Tensor output = at::zeros({numel * size()}, at::kFloat);
+      comm.all_gather(output, values(rank, numel, at::kFloat));
+      EXPECT_TRUE(at::equal(output, at::cat(parts))) << numel;
+    }
+  });
+}
+
 at::Tensor reduce_reference(int size, std::int64_t numel, at::ScalarType dtype, ReduceOp op) {
   at::Tensor result = values(0, numel, dtype);
   for (int r = 1; r < size; ++r) {

@@ -13,7 +13,7 @@ namespace unshard::zero {
 namespace {
 
 // The gather buffer is reused from bucket to bucket; a small one stays in the cache and costs no page faults at each step.
-constexpr std::int64_t kBufferBytes = 4 << 20;
+constexpr std::int64_t kBufferBytes = 16 << 20;
 
 // Elements [begin, begin + numel) of every rank's piece of one parameter.
 struct Segment {
@@ -130,7 +130,9 @@ void StoreState::publish(const std::vector<std::uint8_t>& updated) {
     bump_version(entry->parameter);
     for (const auto& tensor : entry->tied) bump_version(tensor);
   }
-  if (world > 1) comm->barrier("publish");
+  const bool read_by_others =
+      shared || std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry->info.partitioned; });
+  if (world > 1 && read_by_others) comm->barrier("publish");  // each gathered what it needs, or pulls it from its owner later
   mark_fenced();
   move_on(ids);
   refresh_held(ids);
