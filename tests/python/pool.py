@@ -1,5 +1,5 @@
-"""Ranks that start in milliseconds and stay alive from one call to the next. A zygote (a process that has imported torch and the engine)
-forks them, so that a test can afford hundreds of small jobs, or to lose its ranks in each.
+"""Ranks that start in milliseconds and stay alive from one call to the next: a zygote forks them, so that a test can afford hundreds of
+small jobs, or to lose its ranks in each.
 
     with Zygote() as zygote, Pool(zygote, ["left", "left", "right"]) as pool:      # 3 ranks on two "hosts" of this machine (UNSHARD_HOST)
         values = pool.call(train, 3, limit=30)                                     # train(rank, world, 3) on every rank, by rank
@@ -11,8 +11,6 @@ A rank whose function raises ends, as a script would; a pool that lost a rank is
 little (no pytest). Everything here ends its own processes only, and they end when this process does.
 """
 import contextlib
-import ctypes
-import importlib.util
 import itertools
 import json
 import os
@@ -20,77 +18,15 @@ import pathlib
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from dataclasses import dataclass
 
 import ranks
+from zygote import MESSAGE_BYTES, Zygote, module_of
 
-MESSAGE_BYTES = 1 << 16
 _ports = itertools.count(31000)
-
-
-class Zygote:
-    """Forks ranks. `start(command, **options)` starts it elsewhere (in a namespace) and returns the Popen."""
-
-    def __init__(self, start=subprocess.Popen):
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock, self._codes = threading.Lock(), {}
-        env = ranks.rank_env(0, 1, 0)
-        with theirs:
-            self._process = start([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=env,
-                                  stdin=subprocess.DEVNULL, start_new_session=True)
-        if self._receive(60) != {"up": True}:
-            self.close()
-            raise RuntimeError("the zygote didn't start")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def fork(self, env, work, log):
-        """Id of a new process with `env` added to its environment, which obeys the socket `work` and writes to the file `log`."""
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(env).encode()], [work.fileno(), log.fileno()])
-            while "pid" not in (message := self._receive(30)):
-                self._codes[message["ended"]] = message["code"]
-            return message["pid"]
-
-    def code(self, pid, patience=5.0):
-        """Exit status of a rank (negative: the signal), or None when it runs on for `patience` seconds."""
-        end = time.monotonic() + patience
-        while True:
-            with self._lock:
-                while select.select([self._socket], [], [], 0)[0]:
-                    message = self._receive(0)
-                    self._codes[message["ended"]] = message["code"]
-                if pid in self._codes:
-                    return self._codes.pop(pid)
-            if time.monotonic() > end:
-                return None
-            time.sleep(0.01)
-
-    def close(self):
-        self._socket.close()                                     # the sign to end
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _receive(self, patience):
-        if not select.select([self._socket], [], [], patience)[0]:
-            raise RuntimeError("the zygote doesn't answer")
-        data = self._socket.recv(MESSAGE_BYTES)
-        if not data:
-            raise RuntimeError("the zygote has ended")
-        return json.loads(data)
 
 
 class Zygotes(contextlib.ExitStack):
@@ -136,12 +72,12 @@ class Pool:
         self._ended = {}                                         # rank -> exit status
         hosts = [host for _, host in places]
         for rank, (zygote, host) in enumerate(places):
-            env = {"RANK": rank, "WORLD_SIZE": self.world, "LOCAL_RANK": hosts[:rank].count(host), "LOCAL_WORLD_SIZE": hosts.count(host),
-                   "MASTER_ADDR": address, "MASTER_PORT": port, **envs[rank]}
+            env = {**ranks.rank_env(rank, self.world, port), "LOCAL_RANK": hosts[:rank].count(host), "LOCAL_WORLD_SIZE": hosts.count(host),
+                   "MASTER_ADDR": address, **envs[rank]}
             mine, theirs = socket.socketpair()
             self._sockets.append(mine)
             with theirs, open(self._log(rank), "wb") as log:
-                self.pids.append(zygote.fork({name: str(value) for name, value in env.items()}, theirs, log))
+                self.pids.append(zygote.fork(env, (__file__, "obey", [rank, self.world]), log, channel=theirs))
 
     def __enter__(self):
         return self
@@ -220,73 +156,13 @@ class Pool:
         self._folder.cleanup()
 
 
-# ---- inside the zygote -------------------------------------------------------------------------------------------------------------
-def zygote_main(fd):
-    control = socket.socket(fileno=fd)
-    import torch._dynamo  # noqa: F401  (seconds, which checkpoint() would take in every rank)
-    import torch.distributed  # noqa: F401
-
-    import unshard
-    _ = unshard.initialize                                       # loads the engine's library; no thread and no memory is made by it
-    control.send(json.dumps({"up": True}).encode())
-    children = set()
-    while True:
-        ready = select.select([control], [], [], 0.02 if children else None)[0]
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                children.remove(pid)
-                control.send(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
-        if not ready:
-            continue
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
-        if not message:
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            return
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _rank_main(json.loads(message), *fds)
-        for one in fds:
-            os.close(one)
-        children.add(pid)
-        control.send(json.dumps({"pid": pid}).encode())
-
-
-def _rank_main(env, work, log):
-    """Never returns."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)      # PR_SET_PDEATHSIG: end with the zygote
-        os.setsid()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ.update(env)
-        channel = socket.socket(fileno=work)
-        modules = {}
-        for line in channel.makefile("rb"):
-            file, name, args = json.loads(line)
-            value = getattr(_module(file, modules), name)(int(env["RANK"]), int(env["WORLD_SIZE"]), *args)
-            sys.stdout.flush()
-            channel.sendall(json.dumps({"done": True, "value": value}).encode() + b"\n")
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)                                              # no destructors: a failed rank must be seen as failed at once
+# ---- inside a rank -------------------------------------------------------------------------------------------------------------------
+def obey(channel, rank, world):
+    """Does one job after another, until the pool goes. Never returns."""
+    channel = socket.socket(fileno=channel)
+    for line in channel.makefile("rb"):
+        file, name, args = json.loads(line)
+        value = getattr(module_of(file), name)(rank, world, *args)
+        sys.stdout.flush()
+        channel.sendall(json.dumps({"done": True, "value": value}).encode() + b"\n")
     os._exit(0)
-
-
-def _module(file, modules):
-    if file not in modules:
-        folder = str(pathlib.Path(file).parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
-        modules[file] = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = modules[file]
-        spec.loader.exec_module(modules[file])
-    return modules[file]
-
-
-if __name__ == "__main__":
-    zygote_main(int(sys.argv[1]))

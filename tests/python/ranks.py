@@ -6,7 +6,9 @@
 A rank that raises fails the test with its traceback; `expect_failure=True` returns Outcome objects instead. Only processes started here
 are ended (each leads its own session).
 """
-import importlib.util
+import atexit
+import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +20,8 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass
+
+from zygote import Forked, Zygote, module_of
 
 
 @dataclass
@@ -45,18 +49,32 @@ def rank_env(rank, world, port, extra=None):
     return env
 
 
-def run_ranks(world, function, *args, limit=90, env=None, expect_failure=False, start=None):
-    """Values of all ranks, in rank order (or Outcomes with `expect_failure`). `start(rank, command, **options)` starts a rank elsewhere
-    (hosts.py) and gives it its environment; its process must lead its own session."""
+@functools.cache
+def _zygote():
+    zygote = Zygote()
+    atexit.register(zygote.close)
+    return zygote
+
+
+def run_ranks(world, function, *args, limit=90, env=None, expect_failure=False, start=None, fresh=False):
+    """Values of all ranks, in rank order (or Outcomes with `expect_failure`). Ranks are forked from a process that has imported torch, or
+    with `fresh` are interpreters of their own (where a process's memory or its start is what is tested). `start(rank, command, **options)`
+    starts a rank elsewhere (hosts.py) and gives it its environment; its process must lead its own session."""
     file = function.__code__.co_filename
     with tempfile.TemporaryDirectory(prefix="unshard_test_") as folder:
         work, port, procs, begin = pathlib.Path(folder), free_port(), [], time.monotonic()
-        start = start or (lambda rank, command, **options: subprocess.Popen(command, env=rank_env(rank, world, port, env),
-                                                                            start_new_session=True, **options))
+        if fresh:
+            def start(rank, command, **options):
+                return subprocess.Popen(command, env=rank_env(rank, world, port, env), start_new_session=True, **options)
         for rank in range(world):
             with open(work / f"{rank}.log", "wb") as log:
-                command = [sys.executable, __file__, file, function.__name__, str(work / f"{rank}.json"), json.dumps(args)]
-                procs.append(start(rank, command, cwd=work, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+                job = [file, function.__name__, str(work / f"{rank}.json"), json.dumps(args)]
+                if start:
+                    procs.append(start(rank, [sys.executable, __file__, *job], cwd=work, stdout=log, stderr=subprocess.STDOUT,
+                                       stdin=subprocess.DEVNULL))
+                else:
+                    zygote = _zygote()
+                    procs.append(Forked(zygote, zygote.fork(rank_env(rank, world, port, env), (__file__, "run_job", job), log, cwd=work)))
         ended = _wait(procs, begin, limit, patient=expect_failure)
         outcomes = [Outcome(r, code, _value(work / f"{r}.json"), (work / f"{r}.log").read_text(errors="replace"), seconds)
                     for r, (code, seconds) in enumerate(ended)]
@@ -88,10 +106,8 @@ def _wait(procs, start, limit, patient):
     for r, p in enumerate(procs):
         if ended[r] is None:
             ended[r] = (None, time.monotonic() - start)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(p.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         p.wait()
     return ended
 
@@ -100,14 +116,9 @@ def _value(path):
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _child(file, name, result, args):
-    folder = str(pathlib.Path(file).parent)
-    sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    value = getattr(module, name)(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *json.loads(args))
+def run_job(file, name, result, args):
+    """A rank's life."""
+    value = getattr(module_of(file), name)(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *json.loads(args))
     pathlib.Path(result + ".part").write_text(json.dumps(value))
     os.replace(result + ".part", result)
     _leave_together()
@@ -129,7 +140,7 @@ def _leave_together():
 
 if __name__ == "__main__":
     try:
-        _child(*sys.argv[1:])
+        run_job(*sys.argv[1:])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
