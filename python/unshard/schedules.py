@@ -120,15 +120,67 @@ def from_config(scheduler, optimizer):
     if not scheduler.type:
         return None
     params = json.loads(scheduler.params_json)
-    if scheduler.type in SCHEDULES:
-        kind = SCHEDULES[scheduler.type]
-    else:
-        from torch.optim import lr_scheduler
-        kind = getattr(lr_scheduler, scheduler.type, None)
-        if not inspect.isclass(kind):
-            raise ConfigError(f"[config] scheduler.type '{scheduler.type}' is neither one of {', '.join(SCHEDULES)} nor a class of "
-                              "torch.optim.lr_scheduler")
+    if scheduler.type not in SCHEDULES:
+        return _of_torch(scheduler.type, params, optimizer)
     try:
-        return kind(optimizer, **params)
+        return SCHEDULES[scheduler.type](optimizer, **params)
     except TypeError as error:
         raise ConfigError(f"[config] scheduler.params of {scheduler.type}: {error}") from None
+
+
+def _of_torch(name, params, optimizer):
+    """torch's class of that name, tried before on another optimizer: torch looks at much of what it is given only when it steps."""
+    from torch.optim import lr_scheduler
+
+    kind = getattr(lr_scheduler, name, None)
+    base = lr_scheduler.LRScheduler
+    if not inspect.isclass(kind) or not issubclass(kind, (base, lr_scheduler.ReduceLROnPlateau)):
+        raise ConfigError(f"[config] scheduler.type '{name}' is neither one of {', '.join(SCHEDULES)} nor a schedule of "
+                          "torch.optim.lr_scheduler")
+    if kind is lr_scheduler.ReduceLROnPlateau:
+        raise ConfigError("[config] scheduler.type 'ReduceLROnPlateau' needs a metric at each step, which the engine doesn't have; leave "
+                          "it out, make it of the engine's optimizer, and call its step(metric) yourself after engine.step()")
+    if kind is base or base in kind.__bases__ and kind.__name__ == "_LRScheduler":
+        raise ConfigError(f"[config] scheduler.type '{name}' is the base of torch's schedules, not one of them; name one, such as StepLR")
+    _check_params(name, kind, params)
+    try:
+        _try(kind, params, [float(group["lr"]) for group in optimizer.param_groups])
+        return kind(optimizer, **params)
+    except Exception as error:                                   # whatever torch makes of values that it didn't expect
+        given = ", ".join(f"{key} = {json.dumps(value)}" for key, value in params.items())
+        raise ConfigError(f"[config] scheduler.params of {name} ({given or 'none'}): {error}") from None
+
+
+_PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def _check_params(name, kind, params):
+    """The keys, and the values of those that torch annotates with a plain type."""
+    known = inspect.signature(kind).parameters
+    for key, value in params.items():
+        if key not in known or key == "optimizer":
+            accepted = ", ".join(k for k in known if k != "optimizer")
+            raise ConfigError(f"[config] scheduler.params.{key}: {name} has no such parameter; it has {accepted}")
+        annotation = known[key].annotation
+        wanted = annotation.__name__ if inspect.isclass(annotation) else str(annotation)
+        if wanted.endswith(("Iterable[int]", "list[int]")) and not (isinstance(value, list) and all(_is_of("int", v) for v in value)):
+            raise ConfigError(f"[config] scheduler.params.{key} of {name} must be a list of whole numbers, got {json.dumps(value)}")
+        if wanted in _PLAIN and not _is_of(wanted, value):
+            raise ConfigError(f"[config] scheduler.params.{key} of {name} must be {_PLAIN[wanted]}, got {json.dumps(value)}")
+
+
+def _is_of(wanted, value):
+    if wanted == "bool" or isinstance(value, bool):
+        return wanted == "bool" and isinstance(value, bool)
+    return isinstance(value, int) or isinstance(value, float) and (wanted == "float" or value.is_integer())
+
+
+def _try(kind, params, rates):
+    import torch
+
+    from unshard.optim import SGD
+
+    trial = SGD([{"params": [torch.zeros(1)], "lr": lr} for lr in rates], momentum=0.9)
+    schedule = kind(trial, **params)
+    trial.step()
+    schedule.step()

@@ -167,6 +167,20 @@ def test_json_names_classes_of_torch_too():
     engine.destroy()
 
 
+@pytest.mark.parametrize("type, params, words", [
+    ("ReduceLROnPlateau", {}, "step.metric. yourself"), ("LRScheduler", {}, "base of torch's schedules"),
+    ("_LRScheduler", {}, "base of torch's schedules"), ("Counter", {}, "nor a schedule of"),
+    ("StepLR", {"step_size": "x"}, "step_size of StepLR must be a whole number"), ("StepLR", {"step_size": 0}, "step_size = 0"),
+    ("StepLR", {"step_sise": 2}, "params.step_sise: StepLR has no such parameter; it has step_size"), ("StepLR", {}, "step_size"),
+    ("ExponentialLR", {"gamma": None}, "gamma of ExponentialLR must be a number"), ("LambdaLR", {"lr_lambda": "x"}, "lr_lambda = \"x\""),
+    ("MultiStepLR", {"milestones": ["x"]}, "milestones"), ("OneCycleLR", {"max_lr": 0.1}, "max_lr = 0.1")])
+def test_a_schedule_of_torchs_that_couldnt_step_is_refused(type, params, words):
+    model = Net()
+    with pytest.raises(unshard.ConfigError, match=words):
+        unshard.initialize(model=model, config={"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+                                                "scheduler": {"type": type, "params": params}})
+
+
 def test_schedule_moves_on_applied_boundary_updates_only():
     model = Net()
     engine, optimizer, _, scheduler = unshard.initialize(model=model, config={
