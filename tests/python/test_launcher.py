@@ -329,7 +329,7 @@ def alive(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -718,6 +718,7 @@ def test_contradictions_are_refused(here):
                        ("--no_ssh --num_nodes=2 --node_rank=1", "needs --master_addr"),
                        ("--no_ssh --launcher=pdsh", "can't be used together"),
                        ("--no_python --module", "can't be used together"),
+                       ("--bind_core_list=0", "--bind_cores_to_rank shares out"),
                        ("--max-restarts=-1", "0 or more")):
         with pytest.raises(LaunchError, match=why):
             plan_of(*wrong.split(), "train.py")
@@ -762,6 +763,19 @@ def test_mistakes_are_one_line(here):
         done = launch(*words)
         assert done.returncode == 2
         assert why in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_paths_and_addresses_that_cant_be_used_are_one_line(here, monkeypatch):
+    script(here, "")
+    (here / "file").write_text("")
+    for flag in ("--enable_each_rank_log=file", "--enable_each_rank_log=/proc/no/folder", "--run-dir=file", "--run-dir=file/below",
+                 "--timeline=file", "--master_addr=nosuchhost.invalid"):
+        done = launch("--num_gpus=2", flag, "train.py")
+        assert done.returncode == 2 and flag.partition("=")[0] in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    for name in ("/nonexistent", "nonexistent"):
+        monkeypatch.setenv("DS_ENV_FILE", name)
+        with pytest.raises(LaunchError, match=f"DS_ENV_FILE={name}: there is no such file"):
+            plan_of("train.py")
 
 
 def test_core_lists():

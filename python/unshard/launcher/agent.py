@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 
 from unshard.launcher import orphans
@@ -29,9 +30,13 @@ def launch(plan, sink, both_streams):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    look_up(plan.master_addr)
     quieten_agent(plan.log_level)
     if plan.log_dir:
-        os.makedirs(plan.log_dir, exist_ok=True)
+        try:
+            os.makedirs(plan.log_dir, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"--enable_each_rank_log={plan.log_dir}: the folder can't be made: {error.strerror}") from None
     before = orphans.adopt()
     watch = Watch(plan, sink, both_streams)
     codes, interrupted, store = {}, None, None
@@ -54,6 +59,15 @@ def launch(plan, sink, both_streams):
         watch.stop()
     watch.settle(codes)
     return Ended(codes, interrupted, store)
+
+
+def look_up(address):
+    """torch's store tries an address that can't be found for minutes, and says nothing meanwhile."""
+    try:
+        socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise LaunchError(f"can't find rank 0's host '{address}': {why} (--master_addr gives another address)") from None
 
 
 def hold_store(plan):

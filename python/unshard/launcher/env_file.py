@@ -6,9 +6,12 @@ from unshard.launcher.errors import LaunchError
 
 def read_env_files():
     """From the home folder, then the working folder (which wins); DS_ENV_FILE sets another name, or the path of the one file."""
-    name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    asked = os.environ.get("DS_ENV_FILE", "")
+    name = asked or ".deepspeed_env"
     paths = [name] if os.path.isfile(name) and os.sep in name else [os.path.join(folder, name) for folder in (os.path.expanduser("~"), ".")]
     found = {}
+    if asked and not any(map(os.path.isfile, paths)):
+        raise LaunchError(f"DS_ENV_FILE={asked}: there is no such file")
     for path in paths:
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as lines:

@@ -50,6 +50,7 @@ class NodePlan:
 def make_node_plan(order, device_count):
     """`order`: see plan.Plan.order. Raises LaunchError for what this host can't do."""
     ranks = len(order["slots"])
+    check_folders(order)
     devices = choose_devices(order, device_count())
     command, script_at = rank_command(order["script"], order["arguments"], order["module"], order["no_python"],
                                       order["environment"].get("PATH"))
@@ -61,6 +62,18 @@ def make_node_plan(order, device_count):
     return NodePlan(order["host"], ranks, order["first_rank"], order["world"], order["node_rank"], order["nodes"], devices,
                     order["master_addr"], order["master_port"], order["run_id"], command, order["pass_local_rank"], script_at, environment,
                     bound, order["log_dir"], order["world"] > 1 and not order["no_prefix"], order["log_level"])
+
+
+def check_folders(order):
+    """Where ranks are to write: a folder, or nothing yet."""
+    environment = order["environment"]
+    for flag, path in (("--enable_each_rank_log", order["log_dir"]), ("--run-dir", environment.get("UNSHARD_RUN_DIR")),
+                       ("--timeline", environment.get("UNSHARD_TIMELINE"))):
+        there = os.path.abspath(path) if path else os.sep
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise LaunchError(f"{flag}={path}: {there} is not a folder")
 
 
 def choose_devices(order, count):

@@ -99,6 +99,8 @@ def refuse_contradictions(options, pool):
         raise LaunchError("--include and --exclude can't be used together with --num_nodes or --num_gpus")
     if options.num_gpus == 0 or options.num_gpus < -1:
         raise LaunchError(f"--num_gpus={options.num_gpus}: at least 1 rank is needed")
+    if options.bind_core_list and not options.bind_cores_to_rank:
+        raise LaunchError("--bind_core_list says which cores --bind_cores_to_rank shares out: give that too")
     if options.max_restarts < 0:
         raise LaunchError(f"--max-restarts={options.max_restarts}: it must be 0 or more")
     if options.node_rank >= 0 and not options.no_ssh:
