@@ -218,6 +218,23 @@ DAMAGED = {
 }
 
 
+PARTS = {"failure": ["x", {"kind": "time-out"}, {"text": "why"}, True], "versions": [None, {"torch": []}], "addresses": [None, [1]],
+         "links": [None, [1], [{"bytes_sent": None}]], "world_size": [True, 10**400, 1 << 40], "written": [float("nan"), 10**400],
+         "position": ["x", {"frames": 1}], "run": [7], "text": [None]}
+PARTS_OF_GROUP = {"phase": ["x", {"detail": "y"}], "waiting": [[1], {"where": "x"}, {"where": "x", "for_s": None}], "ranks": [[7], ["0"]],
+                  "entries": [[entry(1, end="x")]], "peers": [1]}
+DAMAGED |= {f"{key} {number}": json.dumps({**record(0, []), key: value}) for key, values in PARTS.items()
+            for number, value in enumerate(values)}
+DAMAGED |= {f"group's {key} {number}": json.dumps({**record(0, []), "groups": [{**record(0, [])["groups"][0], key: value}]})
+            for key, values in PARTS_OF_GROUP.items() for number, value in enumerate(values)}
+DAMAGED["deep"] = "[" * 200_000
+
+
+def test_calls_far_apart_are_compared_at_once():
+    found, _ = look(record(0, [entry(0), entry(1 << 60, end=None)]), record(1, [entry(0)]))
+    assert found["difference"]["index"] == 1 << 60
+
+
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_file_is_a_line_and_the_others_are_used(tmp_path, text, capsys):
     from unshard.doctor import main

@@ -54,8 +54,7 @@ def difference_in(records, name):
     if not known:
         return None
     low = max(min(table) for table in known.values())       # older ones have left somebody's ring
-    high = max(max(table) for table in known.values())
-    for index in range(low, high + 1):
+    for index in sorted({index for table in known.values() for index in table if index >= low}):
         begun = {rank: table[index] for rank, table in known.items() if index in table}
         absent = [rank for rank in calls if rank not in begun]
         kind = DIFFERENT if not alike(list(begun.values())) else ABSENT

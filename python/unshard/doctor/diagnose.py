@@ -39,7 +39,7 @@ def diagnose(records, now=None):
 
 def failures_of(by_rank):
     """The first one first: the others follow from it."""
-    failed = [{"rank": rank, **record["failure"]} for rank, record in by_rank.items() if record["failure"]]
+    failed = [{**record["failure"], "rank": rank} for rank, record in by_rank.items() if record["failure"]]
     raised = [{"rank": rank, "kind": "exception", "text": record["text"], "at": record["written"]} for rank, record in by_rank.items()
               if record["reason"] == "exception" and not record["failure"]]
     return sorted(failed + raised, key=lambda one: one.get("at", 0))

@@ -4,6 +4,8 @@ import json
 import os
 import re
 
+from unshard.doctor.shape import check_record
+
 FORMAT = 1
 _NAME = re.compile(r"rank(\d+)\.json")
 
@@ -61,15 +63,10 @@ def read_record(path):
             record = json.load(file)
     except OSError as error:
         return None, f"{path} can't be read: {error.strerror}"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"{path} is damaged: it isn't JSON ({error})"
     wrong = check(record)
     return (None, f"{path} is damaged: {wrong}") if wrong else (complete(record), "")
-
-
-_WANTED = {"rank": int, "world_size": int, "host": str, "pid": int, "written": (int, float), "monotonic": (int, float), "groups": list}
-_GROUP = {"name": str, "ranks": list, "entries": list}
-_ENTRY = {"index": int, "op": str, "detail": str, "bytes": int, "step": int, "start": (int, float)}
 
 
 def check(record):
@@ -77,32 +74,8 @@ def check(record):
     if not isinstance(record, dict):
         return "it isn't a record"
     if record.get("format") != FORMAT:
-        return f"format {record.get('format')!r}; this version reads {FORMAT}"
-    wrong = _lacks(record, _WANTED, "")
-    if wrong:
-        return wrong
-    if not 0 <= record["rank"] < record["world_size"]:
-        return f"rank {record['rank']} of {record['world_size']}"
-    for group in record["groups"]:
-        wrong = _lacks(group, _GROUP, "a group's ") or ("a group's ranks aren't numbers" if not _all_ints(group["ranks"]) else "")
-        for entry in [] if wrong else group["entries"]:
-            wrong = wrong or _lacks(entry, _ENTRY, "an entry's ")
-        if wrong:
-            return wrong
-    return ""
-
-
-def _lacks(table, wanted, what):
-    if not isinstance(table, dict):
-        return f"{what}table is a {type(table).__name__}"
-    for key, kind in wanted.items():
-        if not isinstance(table.get(key), kind):
-            return f"{what}'{key}' is missing or of a wrong type"
-    return ""
-
-
-def _all_ints(values):
-    return all(isinstance(value, int) for value in values)
+        return f"format {str(record.get('format'))[:40]!r}; this version reads {FORMAT}"
+    return check_record(record)
 
 
 def complete(record):

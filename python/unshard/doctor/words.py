@@ -28,7 +28,7 @@ def verdict(found):
                f"{message['waited_s']:.1f} s")
     if found["missing"]:
         gone = "is" if len(found["missing"]) == 1 else "are"
-        files = ", ".join(f"rank{rank}.json" for rank in found["missing"])
+        files = ", ".join(f"rank{rank}.json" for rank in found["missing"][:_SHOWN]) + ", ..." * (len(found["missing"]) > _SHOWN)
         yield (f"no record of {ranks_text(found['missing'])} of {found['world_size']} ({files} {gone} missing): killed, stopped, or on "
                "another host whose files aren't here")
     if found["failures"]:
