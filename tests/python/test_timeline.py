@@ -285,7 +285,8 @@ def test_a_file_that_was_cut_short_is_read_up_to_its_last_whole_line(tmp_path):
     lambda d: d["otherData"].pop("host"), lambda d: d["otherData"].update(rank="first"), lambda d: d.update(traceEvents=[1]),
     lambda d: d.update(recording=None), lambda d: d["traceEvents"][1].pop("ts"), lambda d: d["traceEvents"][1].update(dur="long"),
     lambda d: d["traceEvents"][0]["args"].update(reading=[1]), lambda d: d.update(otherData=[]),
-    lambda d: d["traceEvents"][1].update(args=None)])
+    lambda d: d["traceEvents"][1].update(args=None), lambda d: d.update(otherData=None), lambda d: d["otherData"].pop("origin_unix_ms"),
+    lambda d: d["otherData"].update(rank=float("inf")), lambda d: d["otherData"].update(world_size=1 << 40)])
 def test_a_damaged_file_is_named_in_one_line(tmp_path, capsys, damage):
     records.write_run(tmp_path)
     document = _document(tmp_path, 1)
@@ -293,7 +294,17 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, capsys, damage):
     _file(tmp_path, 1).write_text(json.dumps(document))
     assert command([str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"unshard timeline: {_file(tmp_path, 1)}: damaged") and said.count("\n") == 1
+    assert said.startswith(f"unshard timeline: left out: {_file(tmp_path, 1)}: damaged") and said.count("\n") == 1
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["missing_ranks"] == [1]
+    assert f"Left out: {_file(tmp_path, 1)}: damaged" in (tmp_path / "timeline.html").read_text()
+    _file(tmp_path, 0).unlink()
+    assert command([str(tmp_path)]) == 1 and capsys.readouterr().err.startswith(f"unshard timeline: {_file(tmp_path, 1)}: damaged")
+
+
+def test_a_rank_alone_isnt_said_to_wait_for_others(tmp_path):
+    records.write_run(tmp_path, world=1)
+    write_outputs(tmp_path)
+    assert "Longest wait" not in (tmp_path / "timeline.html").read_text()
 
 
 def test_whose_files_werent_ended_is_said(tmp_path, monkeypatch):

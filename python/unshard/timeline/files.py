@@ -10,6 +10,9 @@ from unshard.timeline.clock import Clock
 _NAME = re.compile(r"timeline\.rank(\d+)(?:\.([\w-]+))?\.json", re.ASCII)
 
 
+_MOST_RANKS = 1 << 20
+
+
 class TimelineError(Exception):
     """A folder that can't be merged: says what is wrong with which file."""
 
@@ -55,41 +58,62 @@ def engines_of(folder):
     return found
 
 
-def read_ranks(paths):
-    """Rank objects in rank order, of the newest run among the files; times are corrected and start at 0."""
-    loaded = [(path, *_load(path)) for path in paths]
+def read_ranks(paths, left_out=None):
+    """Rank objects in rank order, of the newest run among the files; times are corrected and start at 0.
+
+    `left_out`: a list that gets a line for each file that can't be read; without one, or where none can be, that is a TimelineError.
+    """
+    problems = []
+    loaded = [item for path in paths if (item := _tried(_load, problems, path)) is not None]
+    if not loaded:
+        raise TimelineError("; ".join(problems))
     newest = max((rank for _, rank, _ in loaded), key=lambda rank: rank.origin_unix_ms).run
     loaded = sorted((item for item in loaded if item[1].run == newest), key=lambda item: item[1].rank)
-    first = min((rank.clock.corrected(rank.origin_ns) for _, rank, _ in loaded), default=0)
-    for path, rank, events in loaded:
-        with _blamed_on(path):
-            _add_events(rank, events, first)
-    return [rank for _, rank, _ in loaded]
+    first = min(rank.clock.corrected(rank.origin_ns) for _, rank, _ in loaded)
+    ranks = [rank for path, rank, events in loaded if _tried(_fill, problems, path, rank, events, first)]
+    if problems and (left_out is None or not ranks):
+        raise TimelineError("; ".join(problems))
+    if problems:
+        left_out.extend(problems)
+    return ranks
+
+
+def _tried(what, problems, *arguments):
+    """What it returns; None, and a line in `problems`, where a file is damaged."""
+    try:
+        return what(*arguments)
+    except TimelineError as error:
+        problems.append(str(error))
+        return None
 
 
 @contextlib.contextmanager
 def _blamed_on(path):
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise TimelineError(f"{path}: damaged, or not a timeline of this version ({type(error).__name__}: {error}). Remove it to see the "
-                            "others") from error
+    except KeyError as error:
+        raise TimelineError(f"{path}: damaged, or not a timeline of this version ({error} is missing)") from error
+    except (IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise TimelineError(f"{path}: damaged, or not a timeline of this version ({error})") from error
 
 
 def _load(path):
-    """(Rank, events)"""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    """(path, Rank, events)"""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TimelineError(f"{path} can't be read: {error.strerror}") from error
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         document = _whole_lines(text)
         if document is None:
-            raise TimelineError(f"{path}: line {error.lineno} isn't JSON, and nothing before it can be used. Remove the "
-                                "file to see the others") from error
+            line = getattr(error, "lineno", 1)
+            raise TimelineError(f"{path}: line {line} isn't JSON, and nothing before it can be used") from error
     if not isinstance(document, dict) or not {"otherData", "traceEvents", "recording"} <= document.keys():
         raise TimelineError(f"{path}: not a timeline that Unshard wrote")
     with _blamed_on(path):
-        return _rank(document), document["traceEvents"]
+        return path, _rank(document), document["traceEvents"]
 
 
 def _whole_lines(text):
@@ -112,17 +136,28 @@ def _json_line(line, end=""):
     """What is in a line, which may end with a comma. None: it isn't whole."""
     try:
         return json.loads(line.rstrip(",") + end)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 
 def _rank(document):
     facts, recording = document["otherData"], document["recording"]
+    for name in ("otherData", "recording"):
+        if not isinstance(document[name], dict):
+            raise ValueError(f"'{name}' is no table")
+    if not (0 <= int(facts["rank"]) < _MOST_RANKS and 0 < int(facts["world_size"]) <= _MOST_RANKS):
+        raise ValueError(f"rank {facts['rank']} of {facts['world_size']}")
     readings = [tuple(map(int, event["args"]["reading"])) for event in document["traceEvents"]
                 if event["ph"] == "M" and event["name"] == "clock"]
     return Rank(int(facts["rank"]), str(facts["host"]), str(facts["run"]), int(facts["world_size"]), int(facts["main_thread"]),
                 int(recording["dropped"]), Clock(readings), int(facts["origin_ns"]), int(facts["origin_unix_ms"]),
                 bool(recording["closed"]), {int(facts["main_thread"]): "main"})
+
+
+def _fill(path, rank, events, first_ns):
+    with _blamed_on(path):
+        _add_events(rank, events, first_ns)
+        return True
 
 
 def _add_events(rank, events, first_ns):
@@ -131,12 +166,14 @@ def _add_events(rank, events, first_ns):
     for event in events:
         arguments = event.get("args", {})
         if event["ph"] == "X":
-            rank.spans.append(Span(event["cat"], event["name"], arguments.get("of", ""), arguments.get("bytes"), event["tid"],
-                                   when(event["ts"]), when(event["ts"] + event["dur"]), arguments.get("step")))
+            size, step = arguments.get("bytes"), arguments.get("step")
+            rank.spans.append(Span(str(event["cat"]), str(event["name"]), str(arguments.get("of", "")), None if size is None else int(size),
+                                   int(event["tid"]), when(event["ts"]), when(event["ts"] + event["dur"]),
+                                   int(step) if step is not None or event["cat"] == "step" else None))
         elif event["ph"] == "C":
-            rank.counters.setdefault(event["name"], []).append((when(event["ts"]), arguments["bytes"]))
+            rank.counters.setdefault(str(event["name"]), []).append((when(event["ts"]), int(arguments["bytes"])))
         elif event["name"] == "thread_name":
-            rank.thread_names[event["tid"]] = arguments["name"]
+            rank.thread_names[int(event["tid"])] = str(arguments["name"])
     rank.spans.sort(key=lambda s: (s.begin, -s.end))
     for points in rank.counters.values():
         points.sort()

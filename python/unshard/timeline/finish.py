@@ -23,7 +23,10 @@ def finish(folder, world_size, engine, say):
             say(f"timeline: {folder} holds much; {by_hand}")
         else:
             unfinished = _wait(files)
-            written = write_outputs(folder, engine)
+            left_out = []
+            written = write_outputs(folder, engine, left_out)
+            for problem in left_out:
+                say(f"timeline: left out: {problem}")
             if unfinished:
                 say(f"timeline: the files of rank {', '.join(map(str, unfinished))} weren't ended (still running, killed, or no room to "
                     "write): what was in them is shown")

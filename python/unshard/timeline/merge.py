@@ -8,9 +8,9 @@ from unshard.timeline.files import TimelineError, engines_of, read_ranks
 _THREAD_ORDER = {"main": 0, "autograd": 1, "prefetch": 2, "reduction": 3}
 
 
-def write_outputs(folder, only=None):
+def write_outputs(folder, only=None, left_out=None):
     """trace.json and timeline.html in `folder`, for each engine that was recorded (or the one named). Returns the paths; raises
-    TimelineError."""
+    TimelineError. `left_out`: a list that gets a line for each file that can't be read, and isn't in the outputs then."""
     from unshard.timeline.page import page
     folder = pathlib.Path(folder)
     engines = engines_of(folder) if folder.is_dir() else {}
@@ -20,9 +20,12 @@ def write_outputs(folder, only=None):
     for engine, files in engines.items():
         if only not in (None, engine):
             continue
-        ranks, suffix = read_ranks(files), f".{engine}" if engine else ""
+        damaged = None if left_out is None else []
+        ranks, suffix = read_ranks(files, damaged), f".{engine}" if engine else ""
         written.append(_write(folder / f"trace{suffix}.json", trace(ranks)))
-        written.append(_write(folder / f"timeline{suffix}.html", page(ranks, engine)))
+        written.append(_write(folder / f"timeline{suffix}.html", page(ranks, engine, damaged or ())))
+        if damaged:
+            left_out.extend(damaged)
     return written
 
 

@@ -15,7 +15,7 @@ _POINTS = 3000                    # of one memory curve
 _COMPUTE_LANES = {"compute", "update", "other"}
 
 
-def page(ranks, engine=""):
+def page(ranks, engine="", left_out=()):
     steps = {r.rank: steps_of(r) for r in ranks}
     shown = _shown_steps(ranks, steps)
     texts = _Texts()
@@ -24,8 +24,9 @@ def page(ranks, engine=""):
             "shown": None if shown is None else sorted(shown)}
     lines = "".join(f"<p><b>{html.escape(head)}:</b> {html.escape(text)}</p>" for head, text in words(ranks, steps))
     result = (_FILES / "page.html").read_text(encoding="utf-8")
-    for name, text in (("TITLE", html.escape(_title(ranks, engine))), ("WORDS", lines), ("NOTES", _notes(ranks, shown, data["steps"])),
-                       ("STYLE", _asset("page.css")), ("SCRIPT", "\n".join(_asset(name) for name in _SCRIPTS)),
+    for name, text in (("TITLE", html.escape(_title(ranks, engine))), ("WORDS", lines),
+                       ("NOTES", _notes(ranks, shown, data["steps"], left_out)), ("STYLE", _asset("page.css")),
+                       ("SCRIPT", "\n".join(_asset(name) for name in _SCRIPTS)),
                        ("DATA", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))):
         result = result.replace(f"@@{name}@@", text)
     return result
@@ -41,8 +42,8 @@ def _title(ranks, engine):
             f"{'host' if len(hosts) == 1 else 'hosts'}" + (f", {engine}" if engine else ""))
 
 
-def _notes(ranks, shown, steps):
-    notes = []
+def _notes(ranks, shown, steps, left_out):
+    notes = [f"Left out: {html.escape(problem)}." for problem in left_out]
     if missing := missing_ranks(ranks):
         notes.append(f"There is no file of rank {', '.join(map(str, missing))}: copy the files of all hosts here and run "
                      "<code>unshard timeline</code> again.")

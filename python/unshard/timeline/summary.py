@@ -117,7 +117,7 @@ def _split(means):
 
 def _longest_wait(ranks, steps):
     found = [(s.wait.end - s.wait.begin, r, s) for r in ranks for s in steady(steps[r.rank]) if s.wait]
-    if not found:
+    if not found or all(r.world_size == 1 for r in ranks):        # a rank alone waits for nobody
         return None
     duration, rank, step = max(found, key=lambda f: f[0])
     wait = step.wait
