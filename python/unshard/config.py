@@ -53,7 +53,7 @@ def _jsonable(value, where):
     if isinstance(value, dict):
         out = {}
         for key, item in value.items():
-            if key == "steps_per_print" and isinstance(item, float) and math.isinf(item):
+            if key == "steps_per_print" and where == "config" and isinstance(item, float) and item == math.inf:
                 continue                                              # never, which is what leaving it out says
             out[str(key)] = _jsonable(item, f"{where}.{key}")
         return out
@@ -72,7 +72,11 @@ def _jsonable(value, where):
     if type(value).__name__ == "dtype":
         return str(value).removeprefix("torch.")
     if hasattr(value, "item"):
-        return _jsonable(value.item(), where)
+        try:
+            number = value.item()
+        except (RuntimeError, ValueError, TypeError):
+            raise ConfigError(f"[config] {where} is a {type(value).__name__} that isn't one number") from None
+        return _jsonable(number, where)
     raise ConfigError(f"[config] {where} is a {type(value).__name__}, which JSON can't hold")
 
 

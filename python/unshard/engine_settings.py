@@ -25,6 +25,7 @@ class EngineSettings:
 
     def set_train_batch_size(self, train_batch_size):
         """Change the accumulation steps so that an update sees this many samples."""
+        _check_count("set_train_batch_size", train_batch_size)
         per_step = self._settings["micro_batch"] * self.dp_world_size
         if train_batch_size < per_step or train_batch_size % per_step:
             raise ValueError(f"[engine.set_train_batch_size] {train_batch_size} isn't a multiple of micro batch x ranks = {per_step}")
@@ -33,8 +34,7 @@ class EngineSettings:
 
     def set_train_micro_batch_size(self, micro_batch_size):
         """Change the micro batch size; accumulation stays, so an update sees more samples."""
-        if micro_batch_size < 1:
-            raise ValueError(f"[engine.set_train_micro_batch_size] {micro_batch_size} isn't a positive number")
+        _check_count("set_train_micro_batch_size", micro_batch_size)
         self._core.set_micro_batch_size(micro_batch_size)
         self._settings.update(micro_batch=micro_batch_size, train_batch=micro_batch_size * self._settings["gas"] * self.dp_world_size)
 
@@ -152,3 +152,8 @@ class EngineSettings:
     def get_mom(self):
         """momentum or betas of each group."""
         return [] if self.optimizer is None else [g.get("momentum", g.get("betas")) for g in self.optimizer.param_groups]
+
+
+def _check_count(method, value):
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"[engine.{method}] {value!r} isn't a positive whole number")

@@ -46,6 +46,10 @@ class EngineOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
+    def __deepcopy__(self, memo):
+        raise TypeError("[optimizer] it can't be copied: its state belongs to the engine; keep state_dict() instead, or copy "
+                        "optimizer.optimizer")
+
     def __getstate__(self):
         return {"param_groups": self.param_groups, "state": self.state, "defaults": self.defaults}
 
@@ -109,6 +113,9 @@ class EngineOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         """Back to a state that state_dict() gave on this rank; all ranks call."""
         core, engine, ids = self._core_optimizer, self.engine, dict(self._pieces())
+        lacking = [key for key in ("state", "param_groups") if not isinstance(state_dict, dict) or key not in state_dict]
+        if lacking:
+            raise ValueError(f"[optimizer.load_state_dict] this isn't what state_dict() gave: it has no '{lacking[0]}'")
         missing = sorted(set(ids) - set(state_dict["state"]))
         if missing:
             raise ValueError(f"[optimizer.load_state_dict] the state has nothing for {missing[:3]}; it is of another model")

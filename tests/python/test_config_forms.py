@@ -3,6 +3,7 @@ import argparse
 import base64
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -60,6 +61,15 @@ def test_none_and_nonsense_are_refused():
 def test_python_values_that_mean_json_are_taken():
     config = {**CONFIG, "train_batch_size": torch.tensor(4).item(), "data_types": {"grad_accum_dtype": torch.float32}}
     assert start(config=config) == (4, 4, 1)
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"steps_per_print": -math.inf}, "config.steps_per_print is -inf"), ({"steps_per_print": math.nan}, "config.steps_per_print is nan"),
+    ({"zero_optimization": {"stage": 1, "steps_per_print": math.inf}}, "zero_optimization.steps_per_print"),
+    ({"gradient_clipping": torch.ones(2)}, "config.gradient_clipping is a Tensor that isn't one number")])
+def test_values_that_json_cant_hold_are_named(more, words):
+    with pytest.raises(unshard.ConfigError, match=words):
+        start(config={**CONFIG, **more})
 
 
 def test_a_parameter_of_another_model_is_refused():

@@ -1,4 +1,5 @@
 """The engine as Python users meet it: protocol, counters, getters, data, state, destroy."""
+import copy
 import gc
 import inspect
 import json
@@ -79,7 +80,21 @@ def test_getters_are_methods_with_the_resolved_values():
     engine.set_train_micro_batch_size(5)
     with pytest.raises(ValueError, match="isn't a multiple"):
         engine.set_train_batch_size(31)
+    for wrong in ("8", None, 4.0, True, 0):
+        for setter in (engine.set_train_batch_size, engine.set_train_micro_batch_size):
+            with pytest.raises(ValueError, match=r"\[engine.set_train_\w+\] .* isn't a positive whole number"):
+                setter(wrong)
+    assert engine.get_batch_info() == (30, 5, 6)
     assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
+    engine.destroy()
+
+
+def test_misuse_of_the_optimizer_is_said():
+    model, engine, optimizer = make(1)
+    with pytest.raises(TypeError, match="can't be copied: its state belongs to the engine"):
+        copy.deepcopy(optimizer)
+    with pytest.raises(ValueError, match="it has no 'state'"):
+        optimizer.load_state_dict({})
     engine.destroy()
 
 
