@@ -6,8 +6,11 @@ import torch
 
 from unshard.optim import FusedOptimizer
 
-# Their update looks at a whole matrix (or asks for a closure): pieces of flattened parameters would silently give another result.
-_NOT_ELEMENTWISE = {"Adafactor", "Muon", "LBFGS", "Lamb", "LAMB", "Shampoo", "SOAP"}
+# Their update looks at a whole matrix: pieces of flattened parameters would silently give another result.
+_NOT_ELEMENTWISE = {"Adafactor", "Muon", "Lamb", "LAMB", "Shampoo", "SOAP"}
+
+_UNUSABLE = {"LBFGS": "needs a closure that runs the model again, which an engine's step can't do",
+             "SparseAdam": "takes sparse gradients only, and the engine's are dense"}
 
 
 class EngineOptimizer(torch.optim.Optimizer):
@@ -154,6 +157,9 @@ class ClientOptimizer:
     """
 
     def __init__(self, client):
+        why = _UNUSABLE.get(type(client).__name__)
+        if why:
+            raise ValueError(f"[optimizer] {type(client).__name__} {why}; use another optimizer")
         self.client = client
         self.type = type(client).__name__
         self._states = collections.defaultdict(dict)      # parameter id -> the client's state of its piece
@@ -171,7 +177,7 @@ class ClientOptimizer:
             return
         for id, _, param, _, _ in items:
             p = self._parameters.get(id)
-            if self.type == "LBFGS" or p is not None and p.numel() != param.numel():
+            if p is not None and p.numel() != param.numel():
                 raise ValueError(f"[optimizer] {self.type} looks at whole matrices, but each rank updates a flat piece: its result would "
                                  "differ from the dense one. Use an element-wise optimizer, or zero stage 0")
 

@@ -167,6 +167,13 @@ def test_json_names_classes_of_torch_too():
     engine.destroy()
 
 
+@pytest.mark.parametrize("kind, words", [("LBFGS", "needs a closure"), ("SparseAdam", "sparse gradients only")])
+def test_optimizers_that_cant_be_run_are_refused_at_the_start(kind, words):
+    model = Net()
+    with pytest.raises(ValueError, match=f"{kind} .*{words}"):
+        unshard.initialize(model=model, optimizer=getattr(torch.optim, kind)(model.parameters()), config={"train_batch_size": 4})
+
+
 @pytest.mark.parametrize("type, params, words", [
     ("ReduceLROnPlateau", {}, "step.metric. yourself"), ("LRScheduler", {}, "base of torch's schedules"),
     ("_LRScheduler", {}, "base of torch's schedules"), ("Counter", {}, "nor a schedule of"),
