@@ -3,7 +3,7 @@ import itertools
 
 import torch
 
-from unshard import compiling, distributed, optim, owners, schedules, zero
+from unshard import compiling, distributed, optim, owners, raw_reads, schedules, zero
 from unshard.config import choose, load_config
 from unshard.core import ConfigError, _core
 from unshard.engine import Engine, make_source
@@ -76,6 +76,7 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     store = _store_of(model, config)
     comm = _core_comm(store, config)
     compiling.admit_higher_order_operators()
+    raw_reads.install()
     number = next(_numbers)
     name = f"engine{number}" if number else ""
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules import module as module_hooks
 
-from unshard import distributed, owners
+from unshard import distributed, owners, raw_reads
 from unshard.config import choose, for_partitioning
 from unshard.core import _core
 
@@ -98,6 +98,7 @@ class Init(contextlib.ContextDecorator):
     def __enter__(self):
         if not self.enabled:
             return self
+        raw_reads.install()
         self._open()
         self._store.set_lockstep_writes(True)
         _active().append(self)

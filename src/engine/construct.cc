@@ -29,7 +29,15 @@ std::string settings_line(const Config& config) {
   return cat("settings: stage ", config.zero.stage, ", accumulation ", config.batch.accumulation_steps, ", bucket ",
              config.zero.reduce_bucket_numel, ", persistence ", config.zero.param_persistence_threshold, ", clipping ",
              config.gradient_clipping, ", overlap ", config.zero.overlap_comm, ", timeline ",
-             config.unshard.timeline.empty() ? "off" : "on");
+             config.unshard.timeline.empty() ? "off" : "on", ", fp16 ", config.fp16.enabled, ", bf16 ", config.bf16.enabled, ", mean ",
+             config.allreduce_mean, ", optimizer ", config.optimizer.type, " ", config.optimizer.params_json, ", scheduler ",
+             config.scheduler.type, " ", config.scheduler.params_json);
+}
+
+std::string group_line(const ParamGroup& group, std::size_t number) {
+  const auto& o = group.options;
+  return cat("optimizer: group ", number, " of ", group.names.size(), " parameters, lr ", o.lr, ", betas ", o.beta1, " ", o.beta2, ", eps ",
+             o.eps, ", weight decay ", o.weight_decay, ", momentum ", o.momentum);
 }
 
 }  // namespace
@@ -54,6 +62,7 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
   config.resolve_auto(hidden, model.largest_numel(), model.numel());
   auto lines = model.describe();
   lines.push_back(settings_line(config));
+  for (std::size_t number = 0; number < options.groups.size(); ++number) lines.push_back(group_line(options.groups[number], number));
   agree_same_lines(*comm, lines, "engine: comparing models");
 
   store = options.store ? options.store : ParameterStore::create(comm, store_options(config));

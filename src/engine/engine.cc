@@ -118,6 +118,7 @@ bool Engine::is_gradient_accumulation_boundary() const { return state_->is_bound
 void Engine::set_gradient_accumulation_boundary(std::optional<bool> value) { state_->boundary_override = value; }
 
 void Engine::set_accumulation_steps(std::int64_t steps) {
+  state_->require_alive("set_accumulation_steps");
   require(steps >= 1, "[engine.set_accumulation_steps] got ", steps, "; at least 1 is needed");
   state_->accumulation_steps = steps;
   state_->refresh_factor();
@@ -125,6 +126,7 @@ void Engine::set_accumulation_steps(std::int64_t steps) {
 }
 
 void Engine::set_micro_batch_size(std::int64_t samples) {
+  state_->require_alive("set_micro_batch_size");
   require(samples >= 1, "[engine.set_micro_batch_size] got ", samples, "; at least 1 is needed");
   state_->config.batch.micro_batch_size = samples;
   state_->count_samples();
@@ -138,6 +140,7 @@ void Engine::State::count_samples() {
 }
 
 void Engine::set_no_sync(bool on) {
+  if (on) state_->require_alive("no_sync");
   require(!(on && state_->no_sync), "[engine.no_sync] is already on; it can't be nested");
   state_->no_sync = on;
 }

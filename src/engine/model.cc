@@ -88,7 +88,7 @@ std::vector<std::string> Model::describe() const {
   std::vector<std::string> lines;
   for (const auto& parameter : parameters_) {
     lines.push_back(cat("parameter '", parameter.name, "' of shape ", at::IntArrayRef(parameter.geometry.sizes), " and dtype ",
-                        dtype_name(parameter.original_dtype), ", group ", parameter.group));
+                        dtype_name(parameter.original_dtype), ", group ", parameter.group, parameter.active ? "" : ", frozen"));
   }
   return lines;
 }
@@ -128,7 +128,8 @@ void Model::take_over(ParameterStore& store, Masters& masters, const ZeroConfig&
     }
     if (parameter.active && parameter.dtype != c10::kFloat) {
       masters.reserve({{id, parameter.layout}});
-      if (original.defined()) {
+      // A partitioned parameter that kept its dtype has given its storage, which `original` shows, to the store.
+      if (original.defined() && !(store.info(id).partitioned && parameter.dtype == parameter.original_dtype)) {
         // From the values in the compute dtype: the same start whether or not the model was built partitioned (then only these exist),
         // and the weights are at every moment the cast of their masters.
         masters.set_whole(id, original.to(parameter.dtype));

@@ -57,7 +57,10 @@ void Engine::offload_states(const std::vector<std::string>& include, const std::
   s.move_states(c10::kCPU);
 }
 
-void Engine::reload_states() { state_->reload(); }
+void Engine::reload_states() {
+  state_->require_alive("reload_states");
+  state_->reload();
+}
 
 void Engine::State::reload() {
   if (moved.empty()) return;

@@ -267,3 +267,89 @@ def never_the_whole(rank, world):
 def test_no_rank_ever_holds_the_whole_model():
     for grown_kib in run_ranks(2, never_the_whole, env={"UNSHARD_SHARE_MEMORY": "off"}):
         assert grown_kib / 1024 < 128 + 3 * 32
+
+
+# ---- models that come as they are -----------------------------------------------------------------------------------------------------
+def sixteen_bit_already(rank, world, dtype, stage):
+    """A model in 16 bits gives the weights that its twin in fp32 gives, whose values are the same."""
+    found = []
+    for convert in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)).to(getattr(torch, dtype))
+        if convert:
+            model = model.float()
+        settings = {"bf16": {"enabled": True}} if dtype == "bfloat16" else {"fp16": {"enabled": True, "loss_scale": 8}}
+        engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(stage, **settings))
+        for step in range(3):
+            x, y = dense.batch(rank, step)
+            engine.backward((engine(x.to(getattr(torch, dtype))).float() - y).square().mean())
+            engine.step()
+        found.append(dense.hex_of(list(dense.weights(engine, model).values())))
+        engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize("memory", MEMORY, ids=["shared", "unshared"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_that_is_in_16_bits_already(world, stage, dtype, memory):
+    first, *others = run_ranks(world, sixteen_bit_already, dtype, stage, env=memory)
+    assert first[0] == first[1] and all(other == first for other in others)
+
+
+def shown(rank, world):
+    import copy
+    torch.manual_seed(0)
+    model = nn.Linear(400, 3)
+    want = model.weight.detach().clone()
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=CONFIG)
+    weight = model.weight
+    assert partitioned(weight)
+    if rank == 0:                                                # on one rank only
+        assert repr(weight) == repr(nn.Parameter(want)) and f"{weight.data}" == f"{want}"
+        assert weight.tolist() == want.tolist() and weight[0, :3].tolist() == want[0, :3].tolist()
+        best = copy.deepcopy(model.state_dict())
+        assert torch.equal(best["weight"], want) and not partitioned(best["weight"])
+    engine.backward(engine(torch.ones(2, 400)).sum())
+    engine.step()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    return True
+
+
+@pytest.mark.parametrize("memory", MEMORY, ids=["shared", "unshared"])
+def test_a_partitioned_weight_is_printed_and_copied_on_one_rank(memory):
+    assert run_ranks(2, shown, env=memory) == [True, True]
+
+
+def unlike(rank, world, what):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    config = dense.config(3)
+    if what == "requires_grad":
+        model[0].weight.requires_grad_(rank == 0)
+    else:
+        config["optimizer"]["params"]["lr"] = 0.1 * (rank + 1)
+    unshard.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+
+
+@pytest.mark.parametrize("what", ["requires_grad", "lr"])
+def test_ranks_that_differ_are_named_at_the_start(what):
+    for outcome in run_ranks(2, unlike, what, expect_failure=True, limit=40):
+        assert outcome.code == 1 and "differ" in outcome.output, outcome.output[-1500:]
+        assert {"requires_grad": "'0.weight'", "lr": "optimizer"}[what] in outcome.output, outcome.output[-1500:]
+
+
+def after_the_end(rank, world):
+    model = nn.Linear(4, 4)
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(2))
+    engine.destroy()
+    for call in (lambda: engine.set_train_batch_size(8), lambda: engine.set_train_micro_batch_size(2), engine.reload_states,
+                 lambda: engine.no_sync().__enter__()):
+        with pytest.raises((ValueError, RuntimeError), match="destroyed"):
+            call()
+    return True
+
+
+def test_calls_after_destroy_are_errors():
+    assert run_ranks(1, after_the_end) == [True]
