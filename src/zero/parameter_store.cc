@@ -14,7 +14,11 @@
 
 namespace unshard {
 namespace {
+#ifdef __SANITIZE_THREAD__                                    // leaves programs little address space
+constexpr std::size_t kAddressSpace = std::size_t{16} << 30;  // set aside for growth; only what is written takes memory
+#else
 constexpr std::size_t kAddressSpace = std::size_t{1} << 40;  // set aside for growth; only what is written takes memory
+#endif
 
 TraceOptions trace_options(const StoreOptions& options) {
   return {options.prefetch_numel, options.max_live_numel, options.max_reuse_distance};
