@@ -6,10 +6,9 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <map>
-#include <random>
 
+#include "comm/call_card.h"
 #include "comm/tcp_socket.h"
 #include "unshard/core/error.h"
 
@@ -28,29 +27,12 @@ struct Greeting {
   std::int64_t rank = -1;
 };
 
-/// What a rank says about itself before anyone connects.
-struct Card {
-  std::string address;
-  int port = 0;
-  std::uint64_t cookie = 0;
-
-  std::string text() const { return cat(port, " ", cookie, " ", address); }
-  static Card parse(const std::string& text) {
-    Card card;
-    char* end = nullptr;
-    card.port = static_cast<int>(std::strtol(text.c_str(), &end, 10));
-    card.cookie = std::strtoull(end, &end, 10);
-    card.address = *end == ' ' ? end + 1 : "";
-    return card;
-  }
-};
-
 /// Calls that are under way to several peers at once: one behind a firewall that drops packets holds up no other.
 class Calls {
  public:
   Calls(int rank, std::function<void()> check) : rank_(rank), check_(std::move(check)) {}
 
-  void start(int peer, const Card& card) {
+  void start(int peer, const CallCard& card) {
     if (UniqueFd fd = start_call(card.address, card.port)) under_way_.push_back({peer, card.cookie, std::move(fd)});
   }
 
@@ -114,13 +96,12 @@ std::unique_ptr<RemoteWatch> RemoteWatch::connect(const HostMap& map, int rank, 
                                                   const HostGroup::Exchange& exchange, const std::function<void()>& check) {
   std::unique_ptr<RemoteWatch> watch(new RemoteWatch());
   const auto is_remote = [&](int peer) { return map.host[static_cast<std::size_t>(peer)] != map.host[static_cast<std::size_t>(rank)]; };
-  std::random_device random;
-  Card mine{address, 0, (static_cast<std::uint64_t>(random()) << 32 | random()) >> 1};
+  CallCard mine = CallCard::at(address);
   const UniqueFd listener = listen_at(address, map.world_size(), mine.port);
   const auto cards = exchange(mine.text());
   Calls under_way(rank, check);
   for (int peer = rank + 1; peer < map.world_size(); ++peer)
-    if (is_remote(peer)) under_way.start(peer, Card::parse(cards[static_cast<std::size_t>(peer)]));
+    if (is_remote(peer)) under_way.start(peer, CallCard::parse(cards[static_cast<std::size_t>(peer)]));
   std::string reached;
   for (auto& [peer, fd] : under_way.finish()) {
     reached += cat(peer, ",");

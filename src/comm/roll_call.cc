@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -40,17 +39,6 @@ void RollCall::State::tell_trouble(std::string_view what) {
   const std::lock_guard lock(mutex);
   if (trouble.empty()) trouble = what;
   changed.notify_all();
-}
-
-std::string RollCard::text() const { return cat(port, " ", cookie, " ", address); }
-
-RollCard RollCard::parse(const std::string& text) {
-  RollCard card;
-  char* end = nullptr;
-  card.port = static_cast<int>(std::strtol(text.c_str(), &end, 10));
-  card.cookie = std::strtoull(end, &end, 10);
-  card.address = *end == ' ' ? end + 1 : "";
-  return card;
 }
 
 std::string pack_texts(const std::vector<std::string>& texts) {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <list>
-#include <random>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/call_card.h"
 #include "comm/frame_socket.h"
 #include "comm/own_address.h"
 #include "comm/roll_state.h"
@@ -226,8 +226,7 @@ class Hub {
 }  // namespace
 
 void run_roll_hub(RollCall::State& state) {
-  std::random_device random;
-  RollCard card{own_address(), 0, (static_cast<std::uint64_t>(random()) << 32 | random()) >> 1};
+  CallCard card = CallCard::at(own_address());
   UniqueFd listener = listen_at(card.address, state.size, card.port);
   if (!listener) {
     state.tell_trouble(cat("no connections can be taken at ", card.address,

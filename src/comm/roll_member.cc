@@ -5,6 +5,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/call_card.h"
 #include "comm/frame_socket.h"
 #include "comm/roll_state.h"
 #include "comm/tcp_socket.h"
@@ -29,7 +30,7 @@ std::string wait_for_card(RollCall::State& state) {
   return {};
 }
 
-UniqueFd call_hub(RollCall::State& state, const RollCard& card) {
+UniqueFd call_hub(RollCall::State& state, const CallCard& card) {
   UniqueFd fd = start_call(card.address, card.port);
   int error = fd ? ETIMEDOUT : EADDRNOTAVAIL;
   for (const auto limit = RollClock::now() + kCallLimit; fd && RollClock::now() < limit && !state.is_over();) {
@@ -56,7 +57,7 @@ class Member {
  public:
   Member(RollCall::State& state, UniqueFd fd) : state_(state), socket_(std::move(fd)) {}
 
-  void run(const RollCard& card) {
+  void run(const CallCard& card) {
     socket_.send(kGreets, cat(card.cookie, " ", state_.rank));
     while (!socket_.closed()) {
       if (obey()) return hang_up();
@@ -121,7 +122,7 @@ void run_roll_member(RollCall::State& state) {
     const std::lock_guard lock(state.mutex);
     state.heard = RollClock::now();
   }
-  const RollCard card = RollCard::parse(text);
+  const CallCard card = CallCard::parse(text);
   UniqueFd fd = call_hub(state, card);
   state.set_in_store(false);
   if (fd) Member(state, std::move(fd)).run(card);

@@ -66,16 +66,6 @@ struct RollCall::State {
   }
 };
 
-/// Of rank 0.
-struct RollCard {
-  std::string address;
-  int port = 0;
-  std::uint64_t cookie = 0;
-
-  std::string text() const;
-  static RollCard parse(const std::string& text);
-};
-
 /// "rank 2 gives no sign of life for 4.2 s, ..."
 std::string silent_rank(int rank, double seconds, std::string_view place);
 
