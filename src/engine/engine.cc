@@ -26,9 +26,7 @@ Engine::~Engine() {
   state_->close_timeline();
 }
 
-void Engine::State::set_phase(Phase phase, std::string_view detail) {
-  comm->set_phase(phase, detail);
-}
+void Engine::State::set_phase(Phase phase, std::string_view detail) { comm->set_phase(phase, detail); }
 
 void Engine::State::require_alive(const char* call) const {
   if (destroyed) throw std::invalid_argument(cat("[engine.", call, "] the engine was destroyed"));

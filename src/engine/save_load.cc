@@ -114,7 +114,7 @@ void Engine::save(const std::string& directory, const std::string& client_state_
   s.require_alive("save");
   const at::NoGradGuard no_grad;
   s.comm->check_all_in(cat("save(", directory, ")"));
-  const bool unfinished = s.pipeline->any_present() || s.micro_steps_since_boundary != 0;   // perhaps on some ranks only
+  const bool unfinished = s.pipeline->any_present() || s.micro_steps_since_boundary != 0;  // perhaps on some ranks only
   agree_no_error(*s.comm, unfinished ? "called in the middle of a gradient accumulation; save after the step() that ends it" : "",
                  "engine.save");
   s.set_phase(Phase::collective, "save");
