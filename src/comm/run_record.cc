@@ -8,9 +8,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -29,6 +31,7 @@ using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 constexpr auto kLook = 250ms;  // for another rank's failure, and for handlers installed since
+constexpr auto kTelling = 2s;  // a thread whose failure isn't the first gives the first this long to be written down
 constexpr std::size_t kClosedKept = 8;
 
 /// Changes whenever the file does; 0: there is none.
@@ -96,6 +99,7 @@ struct RunRecord::State {
   std::vector<GroupRecord> groups();
   std::string write(std::string_view reason, std::string_view text, const fs::path& to);
   void on_asked();
+  void tell(std::string_view kind, std::string_view error);
   void look_for_failures();
   void watch();
   void wait_for_others(double since, std::chrono::steady_clock::duration limit) const;
@@ -107,6 +111,8 @@ struct RunRecord::State {
   RunRecordOptions options;
   std::string failure, failure_kind;
   double failed_at = 0;
+  bool telling = false;  ///< a thread is writing the failure down
+  std::condition_variable told;
   std::int64_t seen_failure = 0;  ///< the failure file's stamp, when last looked at
   bool ended = false;
   std::atomic<bool> witnessed{false};  ///< the file shows this rank at the moment another one failed: what follows from that adds nothing
@@ -245,17 +251,31 @@ void RunRecord::fail(std::string_view error) {
   if (!state.in_owner() || state.witnessed) return;
   const std::string_view kind = kind_of_failure(error);
   {
-    const std::lock_guard lock(state.mutex);
-    if (!state.failure.empty()) return;  // what follows from the first one adds nothing
+    std::unique_lock lock(state.mutex);
+    if (!state.failure.empty()) {  // what follows from the first one adds nothing, but may end the process: not before the first is told
+      state.told.wait_for(lock, kTelling, [&] { return !state.telling; });
+      return;
+    }
     state.failure = error;
     state.failure_kind = kind;
     state.failed_at = comm::unix_seconds();
+    state.telling = true;
   }
-  const std::string path = write(kind, error);
+  const auto done = [](State* state) {
+    const std::lock_guard lock(state->mutex);
+    state->telling = false;
+    state->told.notify_all();
+  };
+  const std::unique_ptr<State, decltype(done)> finally(&state, done);
+  state.tell(kind, error);
+}
+
+void RunRecord::State::tell(std::string_view kind, std::string_view error) {
+  const std::string path = witnessed ? std::string() : write(kind, error, file());
   if (path.empty()) return;
-  write_whole(state.failure_file(), cat("rank ", state.options.rank, ": ", error, "\n"));
-  log_warning(state.options.rank, cat("its record is in ", path, "; `unshard doctor ", directory(), "` compares all ranks'"));
-  if (kind == "time-out") state.wait_for_others(state.failed_at, 1500ms);
+  write_whole(failure_file(), cat("rank ", options.rank, ": ", error, "\n"));
+  log_warning(options.rank, cat("its record is in ", path, "; `unshard doctor ", folder(), "` compares all ranks'"));
+  if (kind == "time-out") wait_for_others(failed_at, 1500ms);
 }
 
 void RunRecord::end() {

@@ -166,6 +166,25 @@ TEST_F(RunRecordTest, SigUsr1WritesWhileTheMainThreadIsBusyAndOthersHandlersRunT
   EXPECT_EQ(handled, 2);
 }
 
+// The main thread's error may end the process at once, while another thread is writing down what came first.
+TEST_F(RunRecordTest, ASecondThreadsFailureReturnsOnlyWhenTheFirstIsWritten) {
+  std::atomic<bool> writing{false};
+  RunRecordOptions options;
+  options.directory = folder_.string();
+  options.position = [&] {
+    writing = true;
+    std::this_thread::sleep_for(300ms);
+    return std::string();
+  };
+  auto record = RunRecord::start(options);
+  std::thread first([&] { record->fail("[comm.barrier] rank 1 is gone"); });
+  while (!writing) std::this_thread::yield();
+  record->fail("[comm.all_gather 'x'] rank 1 is gone");
+  EXPECT_TRUE(fs::exists(file(0)) && fs::exists(folder_ / "failure"));
+  EXPECT_EQ(read(0)["failure"]["text"], "[comm.barrier] rank 1 is gone");
+  first.join();
+}
+
 TEST_F(RunRecordTest, AForkedChildDoesNotSpeakForItsParent) {
   auto record = start();
   const pid_t child = ::fork();
