@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -106,6 +109,42 @@ TEST(RollCall, ARankThatLeftInOrderIsNobodysError) {
 struct Blow {
   int victim, signal;
 };
+void PrintTo(const Blow& blow, std::ostream* out) { *out << "rank " << blow.victim << (blow.signal == SIGKILL ? " killed" : " stopped"); }
+
+/// A TCPStore's server in a process of its own: it outlives rank 0, and the test's process stays without threads, so that it may fork.
+class StoreServer {
+ public:
+  StoreServer() {
+    int ends[2];
+    if (::pipe(ends) != 0) throw std::runtime_error("pipe failed");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      c10d::TCPStoreOptions options;
+      options.port = 0;
+      options.isServer = true;
+      options.waitWorkers = false;
+      const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+      const std::uint16_t port = store->getPort();
+      if (::write(ends[1], &port, sizeof(port)) != sizeof(port)) ::_exit(1);
+      for (;;) ::pause();
+    }
+    ::close(ends[1]);
+    if (::read(ends[0], &port_, sizeof(port_)) != sizeof(port_)) throw std::runtime_error("no server");
+    ::close(ends[0]);
+  }
+  ~StoreServer() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  std::uint16_t port() const { return port_; }
+
+ private:
+  pid_t pid_ = 0;
+  std::uint16_t port_ = 0;
+};
 class Struck : public ::testing::TestWithParam<Blow> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Struck,
                          ::testing::Values(Blow{0, SIGKILL}, Blow{1, SIGKILL}, Blow{2, SIGKILL}, Blow{0, SIGSTOP}, Blow{2, SIGSTOP}));
@@ -114,14 +153,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Struck,
 TEST_P(Struck, TheOthersNameIt) {
   const auto [victim, signal] = GetParam();
   constexpr double kTimeout_s = 4;
-  c10d::TCPStoreOptions serves;  // of this process: the server outlives rank 0
-  serves.port = 0;
-  serves.isServer = true;
-  serves.waitWorkers = false;
-  const auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", serves);
+  const StoreServer server;
   const auto exits = fork_ranks(3, 10, [&, victim = victim, signal = signal](int rank) {
     c10d::TCPStoreOptions options;
-    options.port = server->getPort();
+    options.port = server.port();
     options.waitWorkers = false;
     const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
     RollCall roll(store, rank, 3, patience(kTimeout_s));
