@@ -29,6 +29,8 @@ struct ReducerOptions {
   bool overlap = true;
   /// Called before each reduction (tests inject delays here).
   std::function<void(int bucket)> before_reduce;
+  /// Called before a drain in shared memory sleeps, having found nothing to do (tests let peers go on here).
+  std::function<void()> before_wait;
 };
 
 class Reducer {

@@ -35,6 +35,7 @@ struct Program {
   bool share_memory = true, overlap = true, discards = false;
   std::int64_t ring_bytes = 1;  ///< the least: two slots
   int delay_us = 0;
+  int late_us = 0;  ///< up to so long between a drain's last look and its sleep
 };
 
 // What rank r posts in an epoch: a random sequence of buckets, any number of times each; the same for the same seed.
@@ -68,6 +69,11 @@ Sums run(const Program& program) {
     std::mt19937 random(program.seed + static_cast<unsigned>(rank));
     if (program.delay_us > 0) {
       reducing.before_reduce = [&](int bucket) { std::this_thread::sleep_for(std::chrono::microseconds(program.delay_us * (bucket % 3))); };
+    }
+    if (program.late_us > 0) {
+      reducing.before_wait = [&] {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(program.late_us)));
+      };
     }
     const std::shared_ptr<Communicator> shared(&comm, [](Communicator*) {});
     auto reducer = make_reducer(
@@ -151,6 +157,19 @@ TEST(Reducer, DivergentRanksAddTheSameBitsOnEveryTransport) {
       program.share_memory = false;
       EXPECT_EQ(run(program), want);
     }
+  }
+}
+
+// What happens between a drain's last look and its sleep wakes it, whatever else was counted meanwhile.
+TEST(Reducer, ADrainMissesNothingThatHappensBeforeItSleeps) {
+  for (unsigned seed = 400; seed < 400 + 12 * static_cast<unsigned>(soak()); ++seed) {
+    Program program;
+    program.seed = seed;
+    program.world = 2 + static_cast<int>(seed % 3);
+    program.epochs = 6;
+    program.late_us = 3000;
+    SCOPED_TRACE(cat("seed ", seed));
+    EXPECT_EQ(run(program), expected(program));
   }
 }
 

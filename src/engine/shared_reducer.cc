@@ -135,6 +135,7 @@ class SharedReducer final : public Reducer {
   bool all_draining() const;
   void agree_on_epoch();
   bool all_reduced() const;
+  std::uint64_t events() const;  ///< what others may change while this rank waits in the drain, as one number
 
   const BucketPlan& plan_;
   Communicator& comm_;
@@ -159,7 +160,7 @@ class SharedReducer final : public Reducer {
   };
   std::vector<std::vector<Held>> held_;  // by rank and slot: what was last reduced from it
   std::vector<int> dirty_;               // buckets with news
-  std::uint64_t seen_state_ = 0;         // of the boards, when the drain last looked
+  std::uint64_t collected_ = 0;          // outstanding slots that all ranks have consumed, so far
 };
 
 void SharedReducer::collect_free() {
@@ -175,6 +176,7 @@ void SharedReducer::collect_free() {
       free_.push_back(*slot);
     }
     slot = outstanding_.erase(slot);
+    ++collected_;
   }
 }
 
@@ -381,6 +383,18 @@ bool SharedReducer::all_reduced() const {
   return true;
 }
 
+// Every term only grows, also where a slot is collected: equal sums mean that nothing happened in between.
+std::uint64_t SharedReducer::events() const {
+  std::uint64_t sum = collected_ * static_cast<std::uint64_t>(world_);
+  for (int r = 0; r < world_; ++r) {
+    const auto& other = board_.rank(r);
+    sum += other.posted.load(std::memory_order_acquire) + other.declared.load(std::memory_order_acquire) +
+           other.drains.load(std::memory_order_acquire) + other.epoch.load(std::memory_order_acquire);
+  }
+  for (const int own : outstanding_) sum += board_.consumed(rank_, own).load(std::memory_order_acquire);
+  return sum;
+}
+
 void SharedReducer::drain() {
   std::uint64_t contributed = 0;
   for (const auto rounds : posted_) contributed |= rounds > 0;
@@ -396,6 +410,7 @@ void SharedReducer::drain() {
   bool agreed = false;
   const std::string place = where("waiting for all ranks' gradients");
   while (true) {
+    const auto before = events();
     if (!agreed && all_draining()) {
       agree_on_epoch();
       agreed = true;
@@ -407,23 +422,8 @@ void SharedReducer::drain() {
     progress |= reduce_ready();
     if (agreed && spilled_.empty() && all_reduced()) break;
     if (progress) continue;
-    const auto state = [this] {
-      std::uint64_t sum = 0;
-      for (int r = 0; r < world_; ++r) {
-        const auto& other = board_.rank(r);
-        sum += other.posted.load(std::memory_order_acquire) + other.declared.load(std::memory_order_acquire) +
-               other.drains.load(std::memory_order_acquire) + other.epoch.load(std::memory_order_acquire);
-      }
-      for (const int own : outstanding_) sum += board_.consumed(rank_, own).load(std::memory_order_acquire);
-      return sum;
-    };
-    // Everything in `state` only grows while this rank waits. It is read after the attempt above, so look once more before sleeping.
-    const auto before = state();
-    if (before != seen_state_) {
-      seen_state_ = before;
-      continue;
-    }
-    host_.wait_until([&] { return state() != before; }, place);
+    if (options_.before_wait) options_.before_wait();
+    host_.wait_until([&] { return events() != before; }, place);
   }
   next_epoch(epoch_ + 1);
 }
