@@ -11,10 +11,9 @@ import time
 
 import pytest
 from hosts import Hosts
+from launching import RANK_VARIABLES
 
 PYTHON_DIR = pathlib.Path(__file__).resolve().parents[2] / "python"
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR",
-                  "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 WORDS = ["two words", "", "quote\"s and 'these'", "$HOME ${local_rank} $$ `id`", "a;b|c&d!", "a\nb", "back\\slash", "--flag=x y", "é", "*"]
 
 
