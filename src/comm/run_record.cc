@@ -31,6 +31,7 @@ using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 constexpr auto kLook = 250ms;  // for another rank's failure, and for handlers installed since
+constexpr std::string_view kException = "exception";
 constexpr auto kTelling = 2s;  // a thread whose failure isn't the first gives the first this long to be written down
 constexpr std::size_t kClosedKept = 8;
 
@@ -115,7 +116,7 @@ struct RunRecord::State {
   std::condition_variable told;
   std::int64_t seen_failure = 0;  ///< the failure file's stamp, when last looked at
   bool ended = false;
-  std::atomic<bool> witnessed{false};  ///< the file shows this rank at the moment another one failed: what follows from that adds nothing
+  std::atomic<bool> witnessed{false};  ///< the file shows this rank when it, or another one, failed: what follows from that adds nothing
 
   std::mutex groups_mutex;
   std::map<std::uint64_t, std::function<GroupRecord()>> sources;
@@ -242,8 +243,12 @@ RunRecord::~RunRecord() {
 }
 
 std::string RunRecord::write(std::string_view reason, std::string_view text) {
+  auto& state = *state_;
   if (directory().empty()) return {};
-  return state_->witnessed ? state_->file().string() : state_->write(reason, text, state_->file());
+  if (state.witnessed) return state.file().string();
+  const std::string path = state.write(reason, text, state.file());
+  if (reason == kException && !path.empty()) state.witnessed = true;  // the others fail because of it
+  return path;
 }
 
 void RunRecord::fail(std::string_view error) {
@@ -271,7 +276,8 @@ void RunRecord::fail(std::string_view error) {
 }
 
 void RunRecord::State::tell(std::string_view kind, std::string_view error) {
-  const std::string path = witnessed ? std::string() : write(kind, error, file());
+  if (folder().empty() || witnessed) return;
+  const std::string path = write(kind, error, file());
   if (path.empty()) return;
   write_whole(failure_file(), cat("rank ", options.rank, ": ", error, "\n"));
   log_warning(options.rank, cat("its record is in ", path, "; `unshard doctor ", folder(), "` compares all ranks'"));

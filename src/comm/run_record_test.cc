@@ -135,6 +135,30 @@ TEST_F(RunRecordTest, OnlyTheFirstFailureCounts) {
   EXPECT_EQ(json["failure"]["text"], "[comm.barrier] rank 1 (pid 5) is gone");
 }
 
+TEST_F(RunRecordTest, WithoutAFolderNothingIsWritten) {
+  const auto before = fs::current_path();
+  fs::current_path(folder_);
+  {
+    auto record = RunRecord::start({});
+    record->fail("[comm.barrier] no progress for 3 s");
+    EXPECT_EQ(record->write("exception", "ValueError: no"), "");
+  }
+  EXPECT_TRUE(fs::is_empty(folder_));
+  fs::current_path(before);
+}
+
+// The others fail because of it, a moment later.
+TEST_F(RunRecordTest, WhatWasWrittenOfAnExceptionStays) {
+  auto raises = start(0, 2), other = start(1, 2);
+  raises->write("exception", "RuntimeError: my data is broken");
+  other->fail("[comm.barrier] rank 0 left the group");
+  std::this_thread::sleep_for(600ms);
+  raises->fail("[comm.barrier] rank 1 is gone");
+  const Json json = read(0);
+  EXPECT_EQ(json["reason"], "exception");
+  EXPECT_EQ(json["text"], "RuntimeError: my data is broken");
+}
+
 TEST_F(RunRecordTest, AnEarlierRunsFileIsKeptUnderAnotherName) {
   std::ofstream(file(0)) << "old";
   auto record = start();
