@@ -168,7 +168,7 @@ void RunRecord::State::on_asked() {
 }
 
 void RunRecord::State::look_for_failures() {
-  if (folder().empty()) return;
+  if (folder().empty() || witnessed) return;
   const std::int64_t stamp = stamp_of(failure_file());
   {
     const std::lock_guard lock(mutex);
