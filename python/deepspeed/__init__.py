@@ -8,8 +8,6 @@ __version_major__, __version_minor__, __version_patch__ = (int(part) for part in
 __git_hash__ = __git_branch__ = None
 
 _MODULES = ("accelerator", "checkpointing", "comm", "ops", "runtime", "utils", "zero", "launcher")
-_LATER = ("checkpoint", "compile", "inference", "linear", "model_implementations", "module_inject", "moe", "monitor", "pipe", "profiling",
-          "sequence", "autotuning", "nebula", "elasticity")
 _HOME = {
     "DeepSpeedEngine": ("unshard.engine", "Engine"),
     "DeepSpeedOptimizer": ("unshard.optimizer", "EngineOptimizer"),
@@ -24,10 +22,7 @@ _HOME = {
     "logger": ("deepspeed.utils", "logger"),
     "dist": ("deepspeed", "comm"),
 }
-_LATER_NAMES = ("init_inference", "default_inference_config", "tp_model_init", "set_autotp_mode", "DeepSpeedConfig", "PipelineEngine",
-                "PipelineModule", "InferenceEngine", "DeepSpeedHybridEngine", "OnDevice", "DeepSpeedTransformerLayer",
-                "replace_transformer_layer", "revert_transformer_layer")
 
-__getattr__, __dir__ = attribute_table(__name__, _HOME, _MODULES, _LATER + _LATER_NAMES)
+__getattr__, __dir__ = attribute_table(__name__, _HOME, _MODULES)
 __all__ = ["NotAvailable", "__version__", *_HOME, *_MODULES]
 HAS_TRITON = importlib.util.find_spec("triton") is not None

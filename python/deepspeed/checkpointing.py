@@ -38,6 +38,5 @@ def non_reentrant_checkpoint(function, *args):
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
-__getattr__, __dir__ = attribute_table(__name__, {}, later=("model_parallel_cuda_manual_seed", "get_cuda_rng_tracker",
-                                                            "CheckpointFunction", "partition_activations_in_checkpoint"))
+__getattr__, __dir__ = attribute_table(__name__, {})
 __all__ = ["checkpoint", "configure", "is_configured", "non_reentrant_checkpoint", "reset"]

@@ -88,8 +88,7 @@ gather_object, scatter_object_list = _plain(_dist.gather_object), _plain(_dist.s
 send, recv, isend, irecv = _plain(_dist.send), _plain(_dist.recv), _plain(_dist.isend), _plain(_dist.irecv)
 batch_isend_irecv = _plain(_dist.batch_isend_irecv)
 
-__getattr__, __dir__ = attribute_table(__name__, {}, later=("log_summary", "reset_log", "has_comm_data", "get_logged_comm_ops",
-                                                            "initialize_mesh_device", "all_gather_coalesced"))
+__getattr__, __dir__ = attribute_table(__name__, {})
 __all__ = ["P2POp", "ReduceOp", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced",
            "all_to_all", "all_to_all_single", "allgather_fn", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list",
            "configure", "destroy_process_group", "gather", "gather_object", "get_all_ranks_from_group", "get_global_rank",

@@ -15,7 +15,6 @@ class Init(_zero.Init):
         super().__init__(*args, **keywords)
 
 
-__getattr__, __dir__ = attribute_table(__name__, {}, later=("TiledLinear", "TiledLinearReturnBias", "unwrap_model_for_generation",
-                                                            "MiCS_Init", "DeepSpeedZeroConfig"))
+__getattr__, __dir__ = attribute_table(__name__, {})
 __all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter",
            "unregister_external_parameter"]

@@ -73,8 +73,70 @@ for holder, name in ((deepspeed, "moe"), (deepspeed, "init_inference"), (deepspe
     try:
         getattr(holder, name)
     except AttributeError as error:
-        assert f"{holder.__name__}.{name} is not available in unshard yet" == str(error)
+        assert str(error).startswith(f"{holder.__name__}.{name} is not available in unshard yet: ")
+        assert isinstance(error, deepspeed.NotAvailable)
 assert not hasattr(deepspeed, "no_such_thing")
+""")
+
+
+@pytest.mark.parametrize("module, name", [
+    ("deepspeed", "init_inference"), ("deepspeed", "PipelineModule"), ("deepspeed.zero", "TiledLinear"),
+    ("deepspeed.runtime.zero", "TiledLinear"), ("deepspeed.utils", "OnDevice"), ("deepspeed.comm", "log_summary"),
+    ("deepspeed.runtime.utils", "clip_grad_norm_")])
+def test_a_name_of_later_work_can_be_imported_and_says_so_when_used(module, name):
+    run(f"""
+from {module} import {name} as later
+from {module} import {name} as again
+from deepspeed import NotAvailable
+def subclass():
+    class Own(later):
+        pass
+for use in (later, lambda: later(model=None), lambda: later.attribute, subclass):
+    try:
+        use()
+    except NotAvailable as error:
+        assert str(error).startswith("{module}.{name} is not available in unshard yet: "), error
+    else:
+        raise AssertionError(use)
+assert again is later and not isinstance(1, later) and "{module}.{name}" in repr(later)
+""")
+
+
+@pytest.mark.parametrize("statement, named", [
+    ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
+    ("from deepspeed import moe", "deepspeed.moe"), ("import deepspeed.moe.layer", "deepspeed.moe"),
+    ("from deepspeed.utils.zero_to_fp32 import main", "deepspeed.utils.zero_to_fp32"), ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("from deepspeed.monitor.monitor import Monitor", "deepspeed.monitor"), ("import deepspeed.profiling", "deepspeed.profiling"),
+    ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.checkpoint", "deepspeed.checkpoint"),
+    ("from deepspeed.runtime.config import DeepSpeedConfig", "deepspeed.runtime.config"),
+    ("import deepspeed.runtime.zero.stage3", "deepspeed.runtime.zero.stage3"), ("import deepspeed.utils.timer", "deepspeed.utils.timer"),
+    ("from deepspeed.comm.comm import init_distributed", "deepspeed.comm.comm"),
+    ("from deepspeed.ops.adam.cpu_adam import DeepSpeedCPUAdam", "deepspeed.ops.adam.cpu_adam")])
+def test_importing_a_module_of_later_work_fails_with_one_line(statement, named):
+    run(f"""
+import deepspeed
+try:
+    {statement}
+except ImportError as error:
+    assert isinstance(error, deepspeed.NotAvailable)
+    assert str(error).startswith("{named} is not available in unshard yet: "), error
+    assert len(str(error).splitlines()) == 1
+else:
+    raise AssertionError("imported")
+""")
+
+
+def test_a_module_that_deepspeed_hasnt_either_is_not_found_as_ever():
+    run("""
+for name in ("deepspeed.no_such_thing", "deepspeed.zero.no_such_thing"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        assert error.name == name
+try:
+    from deepspeed import no_such_thing
+except ImportError as error:
+    assert "cannot import name" in str(error)
 """)
 
 

@@ -1,7 +1,4 @@
 """deepspeed.runtime: the pieces of it that scripts import."""
 from deepspeed._names import attribute_table
 
-__getattr__, __dir__ = attribute_table(
-    __name__, {}, modules=("lr_schedules", "engine", "dataloader", "zero", "utils"),
-    later=("pipe", "checkpoint_engine", "sequence_parallel", "config", "fp16", "bf16_optimizer", "data_pipeline", "compiler",
-           "hybrid_engine"))
+__getattr__, __dir__ = attribute_table(__name__, {}, modules=("lr_schedules", "engine", "dataloader", "zero", "utils"))

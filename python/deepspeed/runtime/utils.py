@@ -26,5 +26,5 @@ def see_memory_usage(message, force=False):
     logger.info(f"{message}: peak resident memory {peak_kib / 2**20:.2f} GiB")
 
 
-__getattr__, __dir__ = attribute_table(__name__, {}, later=("clip_grad_norm_", "CheckOverflow", "PartitionedTensor"))
+__getattr__, __dir__ = attribute_table(__name__, {})
 __all__ = ["move_to_device", "see_memory_usage"]

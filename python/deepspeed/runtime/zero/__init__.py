@@ -3,7 +3,6 @@ from deepspeed._names import attribute_table
 from deepspeed.zero import (GatheredParameters, Init, ZeroParamStatus, ZeroParamType, register_external_parameter,
                             unregister_external_parameter)
 
-__getattr__, __dir__ = attribute_table(__name__, {}, modules=("partition_parameters",),
-                                       later=("stage3", "stage_1_and_2", "config", "tiling", "utils", "linear"))
+__getattr__, __dir__ = attribute_table(__name__, {}, modules=("partition_parameters",))
 __all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter",
            "unregister_external_parameter"]
