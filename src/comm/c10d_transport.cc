@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "comm/aside.h"
 #include "comm/first_line.h"
 #include "comm/gloo_group.h"
 #include "comm/gloo_mismatch.h"
@@ -71,7 +72,7 @@ void C10dTransport::check_peers(const Call& call, bool also_in_order) const {
 void C10dTransport::check_mismatch(const Call& call) const {
   const std::string mismatch = gloo_mismatch();
   if (mismatch.empty()) return;
-  const std::string ranks = options_.explain ? options_.explain() : std::string();
+  const std::string ranks = explain(call);
   raise(call, cat(ranks, ranks.empty() ? "" : "; ", mismatch));
 }
 
@@ -97,6 +98,8 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
   try {
     function();
     return;
+  } catch (const CommError&) {  // ours, from a look around
+    throw;
   } catch (const std::runtime_error& error) {  // Gloo's own
     reason = error.what();
   } catch (const c10::Error& error) {
@@ -107,7 +110,7 @@ void C10dTransport::translate(const Call& call, Function&& function) const {
     std::this_thread::sleep_for(10ms);
   }
   check_peers(call, true);
-  const std::string ranks = options_.explain ? options_.explain() : std::string();
+  const std::string ranks = explain(call);
   raise(call, cat("a peer failed or timed out: ", ranks, ranks.empty() ? "" : "; ", first_line(reason)));
 }
 
@@ -117,6 +120,35 @@ void C10dTransport::run(const Call& call, const at::Tensor& tensor, const Start&
   translate(call, [&] { work = start(*backend); });
   if (tensor.is_cpu()) wait_or_abandon(call, *work);
   translate(call, [&] { work->wait(to_milliseconds(options_.timeout)); });
+}
+
+// A send or recv of one pair. Its work has no future to wait on, only a call that doesn't come back before Gloo's time-out.
+void C10dTransport::run_pair(const Call& call, const at::Tensor& tensor, const Start& start) {
+  if (!tensor.is_cpu()) return run(call, tensor, start);
+  const auto backend = backend_for(call, tensor);
+  c10::intrusive_ptr<c10d::Work> work;
+  translate(call, [&] { work = start(*backend); });
+  auto ended_since = TimePoint::max();
+  try {
+    translate(call, [&] {
+      aside([work, limit = to_milliseconds(options_.timeout)] { work->wait(limit); },
+            [&](double waited_s) { look_around(call, waited_s, ended_since); });
+    });
+  } catch (...) {
+    (void)c10::intrusive_ptr<c10d::ProcessGroup>(group_).release();  // see wait_or_abandon()
+    throw;
+  }
+}
+
+void C10dTransport::look_around(const Call& call, double waited_s, TimePoint& ended_since) const {
+  check_mismatch(call);
+  check_peers_after(call, kGrace, ended_since);
+  if (options_.interrupt_check) options_.interrupt_check();
+  if (options_.waiting) options_.waiting(call, waited_s);
+  if (waited_s > (options_.timeout + 5s).count()) {  // the backend's own time-out comes first
+    const std::string ranks = explain(call);
+    raise(call, cat("no progress for ", options_.timeout.count(), " s", ranks.empty() ? "" : ": ", ranks));
+  }
 }
 
 // The end of a group waits for what is under way in it: for peers that may be waiting for this rank in the same way. So a group with an
@@ -135,7 +167,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
     future = work.getFuture();
-  } catch (const c10::Error&) {  // point-to-point work has none
+  } catch (const c10::Error&) {
   }
   if (!future) return;
   struct Signal {
@@ -156,12 +188,7 @@ void C10dTransport::wait_for_report(const Call& call, c10d::Work& work) const {
       std::unique_lock<std::mutex> lock(signal->mutex);
       if (signal->changed.wait_for(lock, 50ms, [&] { return signal->done; })) return;
     }
-    check_mismatch(call);
-    check_peers_after(call, kGrace, ended_since);
-    if (options_.interrupt_check) options_.interrupt_check();
-    if (options_.waiting) options_.waiting(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
-    if (std::chrono::steady_clock::now() - started > options_.timeout + 5s)  // the backend's own time-out comes first
-      raise(call, cat("no progress for ", options_.timeout.count(), " s", options_.explain ? cat(": ", options_.explain()) : ""));
+    look_around(call, std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(), ended_since);
   }
 }
 
@@ -236,13 +263,13 @@ void C10dTransport::broadcast(const Call& call, at::Tensor& tensor, int root) {
 
 void C10dTransport::send(const Call& call, const at::Tensor& tensor, int destination, int tag) {
   std::vector<at::Tensor> tensors{as_bytes(tensor)};
-  run(call, tensor, [&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+  run_pair(call, tensor, [&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
   count_sent(tensor, tensors[0].numel());
 }
 
 void C10dTransport::recv(const Call& call, at::Tensor& tensor, int source, int tag) {
   std::vector<at::Tensor> tensors{as_bytes(tensor)};
-  run(call, tensor, [&](c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
+  run_pair(call, tensor, [&](c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
 }
 
 // Slices are exchanged as bytes and added here, in rank order. In pieces, so that the staging memory stays small for large inputs.

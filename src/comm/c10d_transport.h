@@ -23,8 +23,8 @@ struct C10dOptions {
   std::function<void(std::int64_t bytes)> sent;  ///< called with what each operation on CPU tensors sends to other ranks
   /// What is known of peers that ended: "rank 2 is gone (...)", or empty. `also_in_order`: those that took their leave too.
   std::function<std::string(bool also_in_order)> ended;
-  std::function<void(double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
-  std::function<std::string()> explain = {};          ///< who is where, for errors that name no rank; empty: not known
+  std::function<void(const Call& call, double waited_s)> waiting = {};  ///< called about every 50 ms of a wait; throws to leave it
+  std::function<std::string(const Call& call)> explain = {};            ///< who is where, for errors that name no rank; empty: not known
 };
 
 /// CPU reductions move bytes and add in rank order (Gloo's own reductions depend on its algorithm); CUDA ones are the backend's.
@@ -58,11 +58,15 @@ class C10dTransport final : public Transport {
   void count_sent(const at::Tensor& tensor, std::int64_t bytes) const;
   void wait_or_abandon(const Call& call, c10d::Work& work) const;
   void wait_for_report(const Call& call, c10d::Work& work) const;
+  void run_pair(const Call& call, const at::Tensor& tensor, const Start& start);
+  std::string explain(const Call& call) const { return options_.explain ? options_.explain(call) : std::string(); }
   template <class Function>
   void translate(const Call& call, Function&& function) const;
   void check_mismatch(const Call& call) const;
   void check_peers(const Call& call, bool also_in_order = false) const;
   using TimePoint = std::chrono::steady_clock::time_point;
+  /// What is asked about every 50 ms of a wait; throws to leave it. `ended_since`: as below.
+  void look_around(const Call& call, double waited_s, TimePoint& ended_since) const;
   /// The same when a peer has been known to have ended for `grace`; `since`: when it was first known.
   void check_peers_after(const Call& call, std::chrono::milliseconds grace, TimePoint& since) const;
   [[noreturn]] void raise(const Call& call, std::string_view reason) const;

@@ -107,15 +107,23 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   if (group_) {
     C10dOptions c10d{options_.timeout, options_.interrupt_check, {}, [this](bool also_in_order) { return ended_peer(also_in_order); }};
     if (spans_hosts()) c10d.sent = [this](std::int64_t bytes) { add_count(kHostLink, bytes); };
-    c10d.waiting = [this](double waited_s) { on_waiting(waited_s); };
-    c10d.explain = [this] { return explain(); };
+    c10d.waiting = [this](const Call& call, double waited_s) {
+      call.is_pair() ? on_waiting_for(call.peer, call.op, call.detail, waited_s) : on_waiting(waited_s);
+    };
+    c10d.explain = [this](const Call& call) { return call.is_pair() ? explain_pair(call) : explain(); };
     c10d_ = std::make_unique<C10dTransport>(group_, rank_, size_, std::move(c10d));
     if (spans_hosts() && map_.hosts() < size_ && group_->hasBackendForDeviceType(c10::DeviceType::CPU))
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
   }
   if (!host_) {
     stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
-    if (local_) local_->set_wait_hook([this](const Place&, double waited_s) { on_waiting(waited_s); });
+    if (local_) {
+      local_->set_wait_hook([this](const Place& place, double waited_s) {
+        const bool pair = place.op == "send" || place.op == "recv";  // with a rank of this host, of whose absence this host knows
+        pair ? on_waiting_for(rank_, place.op, place.detail, waited_s) : on_waiting(waited_s);
+      });
+      local_->set_failure_hook([this](std::string_view error) { set_broken(error); });  // other hosts hear of it too
+    }
     const auto check = [this](std::string_view place) {
       if (const auto ended = ended_peer(false); !ended.empty())
         throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
@@ -130,14 +138,36 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
 
 CommunicatorImpl::~CommunicatorImpl() {
   if (options_.record) options_.record->remove(record_id_);
-  if (local_) local_->set_wait_hook({});
+  if (!local_) return;
+  local_->set_wait_hook({});
+  local_->set_failure_hook({});
 }
 
+namespace {
+
+// What a peer of this host says of its failure tells more than that its process ended.
+std::string who_ended(const HostGroupImpl* local, const PeerHealth* health, const std::vector<int>& numbers, bool also_in_order) {
+  if (local)
+    if (auto ended = local->ended_peer(); !ended.empty()) return ended;
+  return health ? health->ended(numbers, also_in_order) : std::string();
+}
+
+}  // namespace
+
 std::string CommunicatorImpl::ended_peer(bool also_in_order) const {
-  // What a peer of this host says of its failure tells more than that its process ended.
-  if (local_)
-    if (auto ended = local_->ended_peer(); !ended.empty()) return ended;
-  return health_ ? health_->ended(numbers_, also_in_order) : std::string();
+  return who_ended(local_.get(), health_.get(), numbers_, also_in_order);
+}
+
+std::function<std::string()> CommunicatorImpl::watch_for_ends() const {
+  return [local = std::weak_ptr(local_), health = std::weak_ptr(health_), numbers = numbers_] {
+    return who_ended(local.lock().get(), health.lock().get(), numbers, false);
+  };
+}
+
+void CommunicatorImpl::fail(std::string_view reason) {
+  set_broken(reason);
+  if (local_) local_->fail(failure_to_tell(reason));
+  if (options_.record) options_.record->fail(reason);
 }
 
 Transport& CommunicatorImpl::transport_for(const Call& call, const at::Tensor& tensor) const {
@@ -157,7 +187,7 @@ void CommunicatorImpl::check_usable(const Call& call) const {
 
 void CommunicatorImpl::set_broken(std::string_view reason) {
   std::lock_guard<std::mutex> lock(broken_mutex_);
-  if (!is_broken_.load()) broken_ = first_line(reason);
+  if (!is_broken_.load()) broken_ = failure_to_tell(reason);
   is_broken_.store(true, std::memory_order_release);
   // Peers may be waiting for this rank, which waited for another.
   if (spans_hosts()) local_->fail(broken_);
@@ -215,6 +245,7 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
     throw;
   }
   performing.done();
+  if (!everyone && stall_) stall_->leave();
   if (everyone && stall_) former_call_ = performing_call();
   recorder_.end(sequence);
   add_count(op, bytes);
@@ -301,14 +332,18 @@ void CommunicatorImpl::send(const at::Tensor& tensor, int destination, int tag) 
   check_tensor("send", {}, "tensor", tensor);
   check_peer("send", destination);
   const std::string detail = cat("to rank ", destination, ", tag ", tag);
-  perform("send", detail, tensor.nbytes(), [&](const Call& call) { transport_for(call, tensor).send(call, tensor, destination, tag); });
+  perform("send", detail, tensor.nbytes(), [&](const Call& call) {
+    transport_for(call, tensor).send({call.op, call.detail, call.step, destination}, tensor, destination, tag);
+  });
 }
 
 void CommunicatorImpl::recv(at::Tensor& tensor, int source, int tag) {
   check_tensor("recv", {}, "tensor", tensor);
   check_peer("recv", source);
   const std::string detail = cat("from rank ", source, ", tag ", tag);
-  perform("recv", detail, 0, [&](const Call& call) { transport_for(call, tensor).recv(call, tensor, source, tag); });
+  perform("recv", detail, 0, [&](const Call& call) {
+    transport_for(call, tensor).recv({call.op, call.detail, call.step, source}, tensor, source, tag);
+  });
 }
 
 void CommunicatorImpl::barrier(std::string_view place) {

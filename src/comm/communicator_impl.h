@@ -54,6 +54,8 @@ class CommunicatorImpl final : public Communicator {
   void barrier(std::string_view where) override;
   std::vector<std::string> all_gather_strings(const std::string& mine) override;
   void check_all_in(std::string_view call) override;
+  void fail(std::string_view reason) override;
+  std::function<std::string()> watch_for_ends() const override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) override;
   HostGroup* host() const override { return host_.get(); }
   HostGroup* local_host() const override { return local_.get(); }
@@ -77,11 +79,15 @@ class CommunicatorImpl final : public Communicator {
   GroupRecord describe();
   /// A wait inside a collective of this thread goes on, outside shared memory or between hosts. \throws CommError; see StallWatch.
   void on_waiting(double waited_s);
+  /// The same in a send or recv.
+  void on_waiting_for(int peer, std::string_view op, std::string_view detail, double waited_s);
   bool is_performing() const;
   Named performing_call() const;  ///< of the thread that is in a collective
   Doing doing() const;
   /// Who is where, as far as it is known, for errors that name nobody. May ask the store, for 1.5 s.
   std::string explain();
+  std::string explain_pair(const Call& call);
+  Named pair_call(std::string_view op, std::string_view detail) const;
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   std::vector<std::string> gather_strings(const Call& call, const std::string& mine);

@@ -66,6 +66,19 @@ void CommunicatorImpl::on_waiting(double waited_s) {
   if (stall_ && waited_s >= 1 && is_performing()) stall_->waiting(recorder_.collectives() - 1, doing(), waited_s);
 }
 
+void CommunicatorImpl::on_waiting_for(int peer, std::string_view op, std::string_view detail, double waited_s) {
+  if (stall_ && waited_s >= 1) stall_->waiting_for(peer, pair_call(op, detail), waited_s);
+}
+
+std::string CommunicatorImpl::explain_pair(const Call& call) {
+  if (host_) return host_->describe_ranks();
+  return stall_ ? stall_->explain_pair(call.peer, pair_call(call.op, call.detail)) : std::string();
+}
+
+Named CommunicatorImpl::pair_call(std::string_view op, std::string_view detail) const {
+  return {std::string(op), 0, cat("step ", step(), ", ", Place{op, detail}.text())};
+}
+
 std::string CommunicatorImpl::explain() {
   if (host_) return host_->describe_ranks();
   if (!stall_) return {};

@@ -46,6 +46,8 @@ struct WaitRules {
   std::function<bool(int)> owes;
   /// Shorter limit than options.timeout; when it passes the wait returns false instead of throwing.
   std::optional<std::chrono::duration<double>> give_up;
+  /// A peer's work is waited for that has a time-out of its own: time counts from the last change of this number, and is a little longer.
+  std::function<std::uint64_t()> progress = {};
 };
 
 class HostGroupImpl final : public HostGroup {
@@ -68,6 +70,7 @@ class HostGroupImpl final : public HostGroup {
   void barrier(std::string_view where) override;
   void all_gather_small(const void* mine, std::size_t bytes, void* all, std::string_view where) override;
   void wait_until(const std::function<bool()>& ready, std::string_view where) override;
+  void wait_for_work(const std::function<bool()>& ready, const std::function<std::uint64_t()>& progress, std::string_view where) override;
   void notify() override;
   void set_phase(Phase phase, std::int64_t step, std::string_view detail) override;
   Phase phase_of(int rank) const override;
@@ -89,6 +92,9 @@ class HostGroupImpl final : public HostGroup {
 
   /// Called about every 50 ms of any wait, on the waiting thread; throws to leave it. Set before the group is used.
   void set_wait_hook(std::function<void(const Place& place, double waited_s)> hook) { wait_hook_ = std::move(hook); }
+
+  /// Called with the text of a CommError that a wait is about to throw. Set before the group is used.
+  void set_failure_hook(std::function<void(std::string_view)> hook) { failure_hook_ = std::move(hook); }
 
   /// The number of a rank in messages, and "rank 2 of 4" for this one.
   int name(int rank) const { return names_.ranks.empty() ? rank : names_.ranks[static_cast<std::size_t>(rank)]; }
@@ -115,6 +121,8 @@ class HostGroupImpl final : public HostGroup {
   struct WaitClock {
     explicit WaitClock(std::int64_t now_ns) : started(now_ns), looked(now_ns), interrupted(now_ns) {}
     std::int64_t started, looked, interrupted;
+    std::int64_t moved = started;  ///< when what is waited for last got on
+    std::uint64_t progress = 0;
     std::int64_t ended_seen = 0;     ///< when an ended peer that owes nothing was first seen
     std::int64_t mismatch_seen = 0;  ///< when a peer was first seen in another call
     bool reported = false;
@@ -145,6 +153,7 @@ class HostGroupImpl final : public HostGroup {
   std::atomic<bool> ended_{false};                       ///< failed or gone: the phase is final
   std::mutex waiting_mutex_;                             ///< texts of several sleeping threads
   std::function<void(const Place&, double)> wait_hook_;
+  std::function<void(std::string_view)> failure_hook_;
 };
 
 /// HostGroup's factories, with names. Collective.

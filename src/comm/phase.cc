@@ -146,16 +146,26 @@ std::string HostGroupImpl::describe(int rank) const {
   return text + cat(" (", std::fixed, std::setprecision(1), seconds, " s)");
 }
 
+// First who ended or is stopped, then who waits for nobody, then who waits: messages are handed on cut.
 std::string HostGroupImpl::describe_ranks() const {
   const std::vector<int> dead = watch_.dead();
-  std::string text;
+  std::string lost, busy, waiting;
+  const auto add = [](std::string& text, const std::string& one) { text += cat(text.empty() ? "" : "; ", one); };
   for (int rank = 0; rank < size_; ++rank) {
-    text += rank ? "; " : "";
-    const bool died = phase_of(rank) != Phase::gone && std::find(dead.begin(), dead.end(), rank) != dead.end();
-    text +=
-        died ? cat("rank ", name(rank), ": gone (pid ", block(rank).pid.load(), " died), last seen in ", last_seen(rank)) : describe(rank);
+    const Phase phase = phase_of(rank);
+    const bool died = phase != Phase::gone && std::find(dead.begin(), dead.end(), rank) != dead.end();
+    if (died)
+      add(lost, cat("rank ", name(rank), ": gone (pid ", block(rank).pid.load(), " died), last seen in ", last_seen(rank)));
+    else if (phase == Phase::failed || phase == Phase::gone)
+      add(lost, describe(rank));
+    else if (const auto stopped = describe_stopped(rank); !stopped.empty())
+      add(lost, stopped);
+    else
+      add(block(rank).waits.load(std::memory_order_acquire) > 0 ? waiting : busy, describe(rank));
   }
-  return text;
+  for (const auto& more : {busy, waiting})
+    if (!more.empty()) add(lost, more);
+  return lost;
 }
 
 }  // namespace comm

@@ -162,6 +162,7 @@ std::string StallWatch::other_call(bool sizes) const {
   for (int peer = 0; peer < state_->size; ++peer) {
     const Where& its = state_->seen[static_cast<std::size_t>(peer)];
     for (const std::int64_t number : {mine.index - 1, mine.index}) {
+      if (number < 0) continue;  // of a send or recv
       const Named *here = mine.number(number), *there = its.number(number);
       if (!here || !there) continue;
       const bool resized = sizes && here->bytes != there->bytes;
@@ -176,7 +177,7 @@ std::string StallWatch::other_call(bool sizes) const {
   return {};
 }
 
-void StallWatch::waiting(std::int64_t index, const Doing& doing, double waited_s) {
+void StallWatch::wait(std::int64_t index, const Doing& doing, double waited_s, int peer) {
   if (waited_s < kToldAfter_s) return;
   if (!state_->active.load(std::memory_order_acquire)) tell(index, doing);
   std::string other;
@@ -191,7 +192,8 @@ void StallWatch::waiting(std::int64_t index, const Doing& doing, double waited_s
   if (reported_ || report_after_s_ <= 0 || waited_s < report_after_s_) return;
   reported_ = true;
   if (!lowest) return;
-  log_warning(rank_, cat("[comm] no progress for ", report_after_s_, " s, still waiting (until ", timeout_s_, " s): ", describe_ranks()));
+  log_warning(rank_,
+              cat("[comm] no progress for ", report_after_s_, " s, still waiting (until ", timeout_s_, " s): ", describe_ranks(peer)));
 }
 
 // Who fails at once may be ahead of others, which tell where they are after a second of waiting.
@@ -212,12 +214,25 @@ std::string StallWatch::explain(std::int64_t index, const Doing& doing) {
   return describe_ranks();
 }
 
-std::string StallWatch::describe_ranks() const {
+std::string StallWatch::explain_pair(int peer, const Named& pair) {
+  if (!state_->active.load(std::memory_order_acquire)) tell(kPair, {pair, {}});
+  const auto limit = std::chrono::steady_clock::now() + kExplainFor;
+  while (!is_told(peer) && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(20ms);
+  return describe_ranks(peer);
+}
+
+bool StallWatch::is_told(int peer) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->seen[static_cast<std::size_t>(peer)].kind != kNowhere;
+}
+
+std::string StallWatch::describe_ranks(int peer) const {
   const std::lock_guard lock(state_->mutex);
   std::string absent, waiting;
   if (state_->mine.kind == kNowhere) return absent;  // this rank hasn't waited long enough to ask
   for (int rank = 0; rank < state_->size; ++rank) {
     const Where& where = rank == rank_ ? state_->mine : state_->seen[static_cast<std::size_t>(rank)];
+    if (where.kind == kNowhere && peer >= 0 && rank != peer) continue;
     auto& text = where.kind == kNowhere ? absent : waiting;
     if (!text.empty()) text += "; ";
     text += cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ",

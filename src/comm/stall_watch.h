@@ -40,18 +40,26 @@ class StallWatch {
 
   /// Called about every 50 ms by a wait in collective number `index`.
   /// \throws CommError another rank is in another operation at this place.
-  void waiting(std::int64_t index, const Doing& doing, double waited_s);
+  void waiting(std::int64_t index, const Doing& doing, double waited_s) { wait(index, doing, waited_s, -1); }
+  /// The same in a send or recv, which has no number: it isn't compared with others. `peer`: whom it waits for.
+  void waiting_for(int peer, const Named& pair, double waited_s) { wait(kPair, {pair, {}}, waited_s, peer); }
   /// For an error in collective number `index` that says nothing of the others: "the ranks are in different calls: ..." where they are,
   /// else describe_ranks(). Asks the store, for at most 1.5 s.
   std::string explain(std::int64_t index, const Doing& doing);
+  /// The same for an error in a send or recv, for who waits in one: what `peer` does, and who else waits.
+  std::string explain_pair(int peer, const Named& pair);
   /// The collective has ended. Cheap where nothing was told.
   void leave();
   /// "rank 1 waits for nobody: it computes, or is stopped; rank 0: waiting in step 3, all_gather 'engine.step'"; empty where this rank
   /// hasn't waited for a second yet
-  std::string describe_ranks() const;
+  /// \param peer  the only one whose absence means something; -1: everybody's
+  std::string describe_ranks(int peer = -1) const;
 
  private:
   struct State;
+  static constexpr std::int64_t kPair = -1;
+  void wait(std::int64_t index, const Doing& doing, double waited_s, int peer);
+  bool is_told(int peer) const;
   void tell(std::int64_t index, Doing doing);
   /// "rank 0 is in ..., rank 1 is in ...", or empty. `sizes`: those count too. Under the state's lock.
   std::string other_call(bool sizes) const;

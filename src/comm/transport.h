@@ -12,6 +12,8 @@ namespace unshard::comm {
 struct Call {
   std::string_view op, detail;
   std::int64_t step = 0;
+  int peer = -1;  ///< of a send or recv
+  bool is_pair() const { return peer >= 0; }
 };
 
 /// Tensors are contiguous, flat ([numel]) and all of one device that this transport serves. A group of at least two ranks.

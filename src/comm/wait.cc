@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/first_line.h"
 #include "comm/futex.h"
 #include "comm/host_group_internal.h"
 #include "unshard/core/error.h"
@@ -19,7 +20,8 @@ constexpr auto kLongSleep = 10ms;  // after kLongAfter: a waiting rank should co
 constexpr auto kLongAfter = 200ms;
 constexpr auto kInterruptEvery = 50ms;
 constexpr auto kOtherCallGrace = 200ms;
-constexpr auto kGrace = 3s;  // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
+constexpr auto kWorkGrace = 1s;  // for a peer's own time-out to be told by it
+constexpr auto kGrace = 3s;      // for a wait that can't tell whether it needs a peer that left, or doesn't need one that died
 
 /// One waiter among those that a notifier must wake.
 class Sleeper {
@@ -52,6 +54,12 @@ void HostGroupImpl::wait_until(const std::function<bool()>& ready, std::string_v
   wait(ready, {"wait", where});
 }
 
+void HostGroupImpl::wait_for_work(const std::function<bool()>& ready, const std::function<std::uint64_t()>& progress,
+                                  std::string_view where) {
+  check_member("wait_for_work");
+  wait(ready, {"wait", where}, {{}, {}, progress});
+}
+
 bool HostGroupImpl::wait(const std::function<bool()>& ready, const Place& place, const WaitRules& rules) {
   if (ready()) return true;
   const std::int64_t end = monotonic_ns() + spin_.count();
@@ -70,13 +78,17 @@ bool HostGroupImpl::wait(const std::function<bool()>& ready, const Place& place,
     return wait_asleep(ready, place, rules);
   } catch (const CommError& error) {
     if (options_.on_failure) options_.on_failure(error.what());
+    if (failure_hook_) failure_hook_(error.what());
+    fail(failure_to_tell(error.what()));  // peers that wait for this rank hear why it ends
     throw;
   }
 }
 
 bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules) {
   WaitClock clock(monotonic_ns());
-  const std::int64_t limit = ns(rules.give_up ? std::min(*rules.give_up, options_.timeout) : options_.timeout);
+  const Seconds patience = rules.progress ? options_.timeout + kWorkGrace : options_.timeout;
+  const std::int64_t limit = ns(rules.give_up ? std::min(*rules.give_up, patience) : patience);
+  if (rules.progress) clock.progress = rules.progress();
   for (;;) {
     const bool patient = monotonic_ns() - clock.started > std::chrono::nanoseconds(kLongAfter).count();
     {
@@ -102,7 +114,11 @@ bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place&
       if (!clock.reported && !rules.give_up && options_.report_after.count() > 0 && now - clock.started >= ns(options_.report_after))
         report_stall(place, clock);
     }
-    if (now - clock.started >= limit) {
+    if (rules.progress && rules.progress() != clock.progress) {
+      clock.progress = rules.progress();
+      clock.moved = now;
+    }
+    if (now - clock.moved >= limit) {
       if (rules.give_up && *rules.give_up < options_.timeout) return false;
       throw CommError(cat(place.text(), " no progress for ", options_.timeout.count(), " s: ", describe_ranks(), "; this is ", own_name()));
     }

@@ -72,6 +72,7 @@ struct Entry final : TouchTarget {
 
   // Guarded by the store's mutex.
   std::uint32_t fill_epoch = 0;  ///< when the private copy began to be made
+  std::uint32_t failed_fills = 0;
   Residence residence = Residence::at_rest;
   at::DataPtr copy;  ///< the private copy, padded
   int pins = 0;

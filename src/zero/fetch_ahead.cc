@@ -63,7 +63,7 @@ void run_fetch_ahead(StoreState& state) {
       const GatherSpan span(state.comm->timeline(), Lane::prefetch, "fetch ahead", claimed);
       if (arrived) state.pull(claimed, /*held=*/false);
     } catch (const std::exception&) {
-      arrived = false;  // the touch that needs the parameter fetches it itself and reports
+      arrived = false;  // a touch that waits for it has the same error by now; one that comes later fetches it itself and reports
     }
     copy.fetching_ahead().fetch_sub(1);
     copy.ended_ahead().fetch_add(1);

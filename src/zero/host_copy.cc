@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/shared_text.h"
 #include "unshard/comm/host_group.h"
 #include "unshard/core/error.h"
 
@@ -31,23 +32,38 @@ void raise(std::atomic<std::int64_t>& peak, std::int64_t value) {
   }
 }
 
+// A count of failures: the local rank of the last one (low 16 bits), how many.
+std::uint32_t one_more(std::uint32_t failures, int local_rank) {
+  return ((failures >> 16) + 1) << 16 | (static_cast<std::uint32_t>(local_rank) & 0xffff);
+}
+
 }  // namespace
 
-// Zero-filled memory is the valid initial state of both.
+// Zero-filled memory is the valid initial state of all three.
 struct alignas(16) HostCopy::Cell {
   std::atomic<std::uint64_t> word;
+  std::atomic<std::uint32_t> failures;  ///< of fetches
+  std::atomic<std::int32_t> claimer;    ///< local rank that was busy with it last
 };
 struct HostCopy::Header {
   alignas(kLine) std::atomic<std::int64_t> live_numel;
   std::atomic<std::int64_t> live_bytes, peak_numel, peak_bytes;
   std::atomic<std::int32_t> fetching_ahead, progress_waiters;
+  std::atomic<std::uint32_t> failures;
   std::atomic<std::uint64_t> ended_ahead;
   struct alignas(kLine) Cursor {
     std::atomic<std::uint64_t> word;
   } cursors[kPlans];
 };
 
-HostCopy::HostCopy(HostGroup& host) : host_(host), header_bytes_(sizeof(Header) + kLine * static_cast<std::size_t>(host.size())) {
+/// What one rank tells the others.
+struct alignas(kLine) HostCopy::Line {
+  std::atomic<std::uint64_t> progress[kPlans];
+  alignas(kLine) std::atomic<std::uint64_t> moved;
+  comm::SharedText<1016> failure;  ///< of its last fetch that failed
+};
+
+HostCopy::HostCopy(HostGroup& host) : host_(host), header_bytes_(sizeof(Header) + sizeof(Line) * static_cast<std::size_t>(host.size())) {
   segment_ = host.create_segment("parameter presence", std::max<std::size_t>(header_bytes_, 4096), kLimitBytes);
 }
 HostCopy::~HostCopy() = default;
@@ -60,11 +76,12 @@ HostCopy::Cell& HostCopy::cell(int id) const {
 int HostCopy::local_rank() const { return host_.rank(); }
 int HostCopy::local_ranks() const { return host_.size(); }
 
-std::atomic<std::uint64_t>& HostCopy::progress(std::size_t plan, int local_rank) {
-  static_assert(kPlans * sizeof(std::atomic<std::uint64_t>) <= kLine);
-  auto* line = segment_->data() + sizeof(Header) + kLine * static_cast<std::size_t>(local_rank);
-  return reinterpret_cast<std::atomic<std::uint64_t>*>(line)[plan];
+HostCopy::Line& HostCopy::line(int local_rank) const {
+  return reinterpret_cast<Line*>(segment_->data() + sizeof(Header))[static_cast<std::size_t>(local_rank)];
 }
+
+std::atomic<std::uint64_t>& HostCopy::progress(std::size_t plan, int local_rank) { return line(local_rank).progress[plan]; }
+std::atomic<std::uint64_t>& HostCopy::moved() { return line(local_rank()).moved; }
 std::atomic<std::uint64_t>& HostCopy::cursor(std::size_t plan) { return header().cursors[plan].word; }
 
 std::uint64_t HostCopy::others_progress() {
@@ -83,7 +100,8 @@ void HostCopy::add(int id, const std::string& name, const std::function<void()>&
   for (;;) {
     std::uint64_t unborn = 0;
     if (!word.compare_exchange_strong(unborn, with(0, Presence::busy))) {
-      wait_while_busy(id, name);
+      host_.wait_until([&] { return presence_of(word.load(std::memory_order_acquire)) != Presence::busy; },
+                       cat("parameter '", name, "' is set up by a rank of this host"));
       if (presence_of(word.load(std::memory_order_acquire)) != Presence::unborn) return;
       continue;  // it failed for the one who tried
     }
@@ -117,8 +135,10 @@ bool HostCopy::claim(int id, std::uint32_t epoch, Presence* before) {
   for (;;) {
     *before = presence_of(seen, epoch);
     if (*before != Presence::absent && *before != Presence::stale) return false;
-    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, epoch), std::memory_order_acq_rel)) return true;
+    if (word.compare_exchange_weak(seen, with(seen, Presence::busy, epoch), std::memory_order_acq_rel)) break;
   }
+  cell(id).claimer.store(local_rank(), std::memory_order_release);
+  return true;
 }
 
 void HostCopy::arrived(int id, bool held) {
@@ -136,21 +156,53 @@ void HostCopy::give_back(int id, Presence to) {
   notify();
 }
 
+void HostCopy::fail(const std::vector<int>& ids, std::string_view why) {
+  const std::lock_guard lock(failing_);
+  line(local_rank()).failure.set(why);
+  auto seen = header().failures.load(std::memory_order_relaxed);
+  while (!header().failures.compare_exchange_weak(seen, one_more(seen, local_rank()), std::memory_order_acq_rel)) {
+  }
+  for (const int id : ids) {
+    auto& failures = cell(id).failures;  // the claim's holder is the only writer
+    failures.store(one_more(failures.load(std::memory_order_relaxed), local_rank()), std::memory_order_release);
+    give_back(id, Presence::stale);
+  }
+}
+
+std::uint32_t HostCopy::failures(int id) const { return cell(id).failures.load(std::memory_order_acquire); }
+std::uint32_t HostCopy::failures() const { return header().failures.load(std::memory_order_acquire); }
+std::string HostCopy::why(std::uint32_t failures) const { return line(static_cast<int>(failures & 0xffff)).failure.get(); }
+
 bool HostCopy::claim_unused(int id) {
   auto& word = cell(id).word;
   auto seen = word.load(std::memory_order_acquire);
   while ((presence_of(seen) == Presence::present || presence_of(seen) == Presence::stale) && users_of(seen) == 0) {
-    if (word.compare_exchange_weak(seen, with(seen, Presence::busy), std::memory_order_acq_rel)) return true;
+    if (!word.compare_exchange_weak(seen, with(seen, Presence::busy), std::memory_order_acq_rel)) continue;
+    cell(id).claimer.store(local_rank(), std::memory_order_release);
+    return true;
   }
   return false;
 }
 
-void HostCopy::wait_while_busy(int id, const std::string& name) {
-  const auto free = [this, id] { return presence_of(cell(id).word.load(std::memory_order_acquire)) != Presence::busy; };
-  if (!free()) host_.wait_until(free, cat("parameter '", name, "' is brought in by a rank of this host"));
+void HostCopy::wait_while_busy(int id, const std::string& name, std::uint32_t failures) {
+  Cell& one = cell(id);
+  const auto failed = [&] { return one.failures.load(std::memory_order_acquire) != failures; };
+  const auto ready = [&] { return presence_of(one.word.load(std::memory_order_acquire)) != Presence::busy || failed(); };
+  const auto progress = [&] { return line(one.claimer.load(std::memory_order_acquire)).moved.load(std::memory_order_relaxed); };
+  if (!ready()) host_.wait_for_work(ready, progress, cat("parameter '", name, "' is brought in by a rank of this host"));
+  if (failed()) throw CommError(cat("[zero.touch '", name, "'] ", why(one.failures.load(std::memory_order_acquire))));
 }
 
-void HostCopy::wait_until(const std::function<bool()>& ready, const std::string& where) { host_.wait_until(ready, where); }
+void HostCopy::wait_until(const std::function<bool()>& ready, const std::string& where, std::uint32_t failures) {
+  const auto failed = [&] { return this->failures() != failures; };
+  const auto progress = [&] {
+    std::uint64_t sum = 0;
+    for (int rank = 0; rank < local_ranks(); ++rank) sum += line(rank).moved.load(std::memory_order_relaxed);
+    return sum;
+  };
+  host_.wait_for_work([&] { return failed() || ready(); }, progress, where);
+  if (failed()) throw CommError(cat("[zero.touch] ", where, ": ", why(this->failures())));
+}
 void HostCopy::notify() { host_.notify(); }
 
 bool HostCopy::take_room(std::int64_t numel, std::int64_t bytes, std::int64_t limit_numel) {

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace unshard {
 class HostGroup;
@@ -29,7 +32,8 @@ enum class Presence : std::uint8_t {
 // many ranks use it now. Whoever needs an absent parameter first claims it (compare-and-swap), pulls the pieces one-sided straight into
 // place and says so; the others wait for that, so that each byte crosses the link once a host. No rank needs another rank's control flow:
 // a claim is held only over a fetch from serving threads, never over a wait for a peer's progress. A rank that dies with a claim ends the
-// others' waits by its death; one whose fetch fails gives the claim back and the next one tries.
+// others' waits by its death; one whose fetch fails says why and gives the claim back: who waits for it has the same error at once (a rank
+// that doesn't answer is waited for once, not by each in turn), and who comes later tries again.
 //
 // [Note: epochs] How often a parameter's value has changed is counted by every rank for itself, behind the fence that closes the change
 // (Entry::epoch): all count the same changes. A claim writes its rank's count beside the presence, and what arrives is present for ranks
@@ -60,12 +64,22 @@ class HostCopy {
   void arrived(int id, bool held);
   /// busy -> absent or stale.
   void give_back(int id, Presence to);
+  /// busy -> stale, each: a fetch by this rank failed.
+  void fail(const std::vector<int>& ids, std::string_view why);
   /// present or stale, without users -> busy by this rank: it lets the memory go, then give_back(absent) and leave_room().
   bool claim_unused(int id);
-  /// Wait while another rank is busy with it. \throws CommError that rank died.
-  void wait_while_busy(int id, const std::string& name);
-  void wait_until(const std::function<bool()>& ready, const std::string& where);
+  /// A number that changes when a fetch fails: of this parameter, of any.
+  std::uint32_t failures(int id) const;
+  std::uint32_t failures() const;
+  /// Wait while another thread or rank is busy with it, from when failures(id) was `failures`.
+  /// \throws CommError its fetch failed, with its error; that rank died.
+  void wait_while_busy(int id, const std::string& name, std::uint32_t failures);
+  /// Wait for what other fetches of this host bring about, from when failures() was `failures`.
+  /// \throws CommError one failed, with its error; a rank died.
+  void wait_until(const std::function<bool()>& ready, const std::string& where, std::uint32_t failures);
   void notify();
+  /// Moves whenever this rank's fetches get on.
+  std::atomic<std::uint64_t>& moved();
 
   // [Note: the budget] Elements of other hosts' pieces that memory is set aside for, over all ranks of the host. What is fetched ahead
   // takes room only below the limit; a touch, which can't wait for others' progress, takes it in any case, after everything unused has
@@ -98,12 +112,16 @@ class HostCopy {
  private:
   struct Cell;
   struct Header;
+  struct Line;
   Cell& cell(int id) const;
   Header& header() const;
+  Line& line(int local_rank) const;
+  std::string why(std::uint32_t failures) const;
 
   HostGroup& host_;
   std::shared_ptr<SharedSegment> segment_;
   std::size_t header_bytes_;
+  std::mutex failing_;  ///< this rank's threads
 };
 
 }  // namespace unshard::zero

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <random>
 #include <thread>
 
@@ -134,7 +135,7 @@ TEST(HostCopy, RandomUsersNeverSeeAParameterThatIsNotThere) {
         copy.arrived(id, /*held=*/false);
         copy.notify();
       } else {
-        copy.wait_while_busy(id, "w");
+        copy.wait_while_busy(id, "w", copy.failures(id));
       }
       if (random() % 8 == 0 && copy.claim_unused(id)) {
         ASSERT_EQ(fillers[at].fetch_add(1), 0);
@@ -161,7 +162,7 @@ TEST(HostCopy, ARankThatDiesWithAClaimIsNoticedByThoseWhoWait) {
     }
     group->barrier("claimed");
     try {
-      copy.wait_while_busy(0, "blocks.3.w");
+      copy.wait_while_busy(0, "blocks.3.w", copy.failures(0));
     } catch (const CommError& error) {
       const std::string text = error.what();
       return text.find("rank 1") != std::string::npos && text.find("blocks.3.w") != std::string::npos ? 0 : 3;
@@ -171,6 +172,103 @@ TEST(HostCopy, ARankThatDiesWithAClaimIsNoticedByThoseWhoWait) {
   EXPECT_EQ(exits[0].code, 0);
   EXPECT_LT(exits[0].seconds, 5);
   EXPECT_EQ(exits[1].signal, SIGKILL);
+}
+
+/// Ranks as threads whose waits give up after `timeout_s`.
+void on_impatient_host(double timeout_s, const std::function<void(int, HostGroup&, HostCopy&)>& fn) {
+  auto impatient = options();
+  impatient.timeout = std::chrono::duration<double>(timeout_s);
+  auto groups = HostGroup::in_process(2, impatient);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      HostCopy copy(*groups[static_cast<std::size_t>(rank)]);
+      copy.add(0, "w", [] {});
+      groups[static_cast<std::size_t>(rank)]->barrier("added");
+      fn(rank, *groups[static_cast<std::size_t>(rank)], copy);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(HostCopy, AFetchThatFailsIsTheErrorOfThoseWhoWaitForIt) {
+  std::barrier<> meeting(3);
+  on_host(3, [&](int rank, HostCopy& copy) {
+    copy.add(0, "w", [] {});
+    meeting.arrive_and_wait();
+    Presence before{};
+    const auto failures = copy.failures(), failures_of_w = copy.failures(0);
+    if (rank == 1) {
+      EXPECT_TRUE(copy.claim(0, 0, &before));
+    }
+    meeting.arrive_and_wait();
+    if (rank == 0) {
+      const auto error = error_of([&] { copy.wait_while_busy(0, "w", failures_of_w); });
+      EXPECT_NE(error.find("'w'] rank 7 gives no sign of life"), std::string::npos) << error;
+    } else if (rank == 1) {
+      nap(0.2);
+      copy.fail({0}, "rank 7 gives no sign of life");
+    } else {
+      const auto error = error_of([&] { copy.wait_until([] { return false; }, "room", failures); });
+      EXPECT_NE(error.find("room: rank 7 gives no sign of life"), std::string::npos) << error;
+    }
+    meeting.arrive_and_wait();
+    copy.wait_while_busy(0, "w", copy.failures(0));  // who comes later isn't concerned
+    if (rank == 2) {
+      EXPECT_TRUE(copy.claim(0, 0, &before));
+      EXPECT_EQ(before, Presence::stale);
+      copy.arrived(0, false);
+    }
+  });
+}
+
+TEST(HostCopy, WhoWaitsForAFetchThatGetsOnWaitsLongerThanTheTimeOut) {
+  on_impatient_host(0.5, [](int rank, HostGroup& group, HostCopy& copy) {
+    Presence before{};
+    if (rank == 0) {
+      ASSERT_TRUE(copy.claim(0, 0, &before));
+    }
+    group.barrier("claimed");
+    if (rank == 1) return copy.wait_while_busy(0, "w", 0);  // throws when it doesn't come
+    for (int i = 0; i < 25; ++i) {
+      nap(0.1);
+      copy.moved().fetch_add(1);
+    }
+    copy.arrived(0, false);
+    group.notify();
+  });
+}
+
+// Both have the same time-out, and the waiting one's began a little later or earlier: what counts is what the fetch's own says.
+TEST(HostCopy, TheTimeOutOfAFetchComesBeforeThatOfThoseWhoWaitForIt) {
+  on_impatient_host(0.5, [](int rank, HostGroup& group, HostCopy& copy) {
+    Presence before{};
+    if (rank == 0) {
+      ASSERT_TRUE(copy.claim(0, 0, &before));
+    }
+    group.barrier("claimed");
+    if (rank == 0) {
+      nap(0.9);
+      return copy.fail({0}, "rank 7 has sent nothing for 0.5 s");
+    }
+    try {
+      copy.wait_while_busy(0, "w", 0);
+      ADD_FAILURE() << "it should have failed";
+    } catch (const CommError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 7 has sent nothing"), std::string::npos) << error.what();
+    }
+  });
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ bool punch(const StoreState& state, const Entry& entry) {
 struct Pass {
   std::vector<Entry*> claimed, held, later;
   bool no_room = false, others_fetch = false;
+  std::uint32_t failures = 0, failures_of_later = 0;  ///< of any fetch; of later.front()
   std::uint64_t ended_ahead = 0, others_progress = 0;
 };
 
@@ -48,10 +49,12 @@ Pass claim_some(StoreState& state, const std::vector<Entry*>& wanted) {
   auto& copy = *state.host_copy;
   pass.ended_ahead = copy.ended_ahead().load();
   pass.others_progress = copy.others_progress();
+  pass.failures = copy.failures();
   std::int64_t bytes = 0;
   for (auto* entry : wanted) {
     const int id = entry->info.id;
     const auto epoch = entry->epoch.load();
+    if (pass.later.empty()) pass.failures_of_later = copy.failures(id);  // asked before it is found busy
     Presence before{};
     if (copy.hold(id, epoch)) {
       pass.held.push_back(entry);
@@ -101,7 +104,7 @@ void wait_for_room(StoreState& state, const Pass& pass) {
           if (pass.others_fetch) return copy.ended_ahead().load() != pass.ended_ahead;
           return copy.others_progress() != pass.others_progress || Clock::now() > deadline;
         },
-        "room for a parameter of another host");
+        "room for a parameter of another host", pass.failures);
   } catch (...) {
     copy.progress_waiters().fetch_sub(1);
     throw;
@@ -128,8 +131,13 @@ void StoreState::pull(const std::vector<Entry*>& claimed, bool held) {
     requests.push_back({entry->info.id, entry->home, shard_bytes, entry->whole_bytes()});
   }
   try {
-    service->fetch(requests);
-  } catch (...) {
+    fetch(requests, claimed);
+  } catch (const CommError& error) {
+    std::vector<int> ids;
+    for (const auto* entry : claimed) ids.push_back(entry->info.id);
+    host_copy->fail(ids, error.what());
+    throw;
+  } catch (...) {  // an interrupt of the caller's own kind: nobody else's error
     for (const auto* entry : claimed) host_copy->give_back(entry->info.id, Presence::stale);
     throw;
   }
@@ -172,7 +180,7 @@ void StoreState::bring_in(const std::vector<Entry*>& wanted) {
       } else if (pass.no_room) {
         wait_for_room(*this, pass);
       } else if (!pass.later.empty()) {
-        host_copy->wait_while_busy(pass.later.front()->info.id, pass.later.front()->info.name);
+        host_copy->wait_while_busy(pass.later.front()->info.id, pass.later.front()->info.name, pass.failures_of_later);
       }
       rest = std::move(pass.later);
       if (rest.empty()) rest = give_up_outdated(*this, held);
@@ -266,11 +274,12 @@ void StoreState::refresh_held(const std::vector<int>& ids) {
     }
     const auto epoch = entry.epoch.load();
     while (held && host_copy->presence(id, epoch) != Presence::present) {
+      const auto failures = host_copy->failures(id);
       Presence before{};
       if (host_copy->claim(id, epoch, &before))
         pull({&entry}, /*held=*/false);
       else
-        host_copy->wait_while_busy(id, entry.info.name);
+        host_copy->wait_while_busy(id, entry.info.name, failures);
     }
   }
 }

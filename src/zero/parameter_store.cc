@@ -80,7 +80,7 @@ StoreState::StoreState(std::shared_ptr<Communicator> communicator, const StoreOp
     const Entry& entry = *entries[static_cast<std::size_t>(id)];
     return std::span<const std::byte>(entry.shard, entry.shard ? entry.slice_bytes(rank) : 0);
   };
-  service = ShardService::start(*comm, find_piece, nearby);
+  service = ShardService::start(*comm, find_piece, nearby, host_copy ? &host_copy->moved() : nullptr);
 }
 
 StoreState::~StoreState() {

@@ -1,4 +1,6 @@
 // Private shards: fetching ahead along the trace, on a thread of its own.
+#include <optional>
+
 #include "zero/gather_span.h"
 #include "zero/raw_tensor.h"
 #include "zero/state.h"
@@ -6,20 +8,24 @@
 namespace unshard::zero {
 namespace {
 
-// A failed prefetch is silent: the touch that needs the parameter fetches it itself and reports.
+// A failed prefetch is silent unless a touch waits for it, which has its error then; one that comes later fetches for itself and reports.
 void fetch_batch(StoreState& state, const std::vector<Entry*>& batch) {
   std::vector<at::DataPtr> copies;
   std::vector<std::byte*> to;
+  std::optional<CommError> failure;
   bool arrived = true;
   const GatherSpan span(state.comm->timeline(), Lane::prefetch, "fetch ahead", batch);
   try {
     for (const auto* entry : batch) to.push_back(static_cast<std::byte*>(copies.emplace_back(state.allocate(*entry)).get()));
     state.load_whole(batch, to);
+  } catch (const CommError& error) {
+    failure = error;
   } catch (const std::exception&) {
     arrived = false;
   }
   const std::lock_guard lock(state.mutex);
-  for (std::size_t i = 0; i < batch.size(); ++i) {
+  if (failure) state.fail_fills(batch, *failure);
+  for (std::size_t i = 0; i < batch.size() && !failure; ++i) {
     if (arrived) {
       ++state.gathers;
       if (state.install_copy(*batch[i], std::move(copies[i]), Residence::gathered)) ++state.prefetched;

@@ -48,13 +48,23 @@ void release_until(StoreState& state, std::int64_t limit) {
 }
 
 // Room in the budget for one more copy. \return false after waiting for a prefetch, which holds its room until it ends: look again.
+// \throws CommError one failed.
 bool make_room(StoreState& state, const Entry& entry, std::unique_lock<std::mutex>& lock) {
   if (entry.home || state.inference) return true;
   const auto limit = state.options.max_live_numel - entry.info.layout.numel;
   release_until(state, limit);
   if (state.live_numel <= limit || state.prefetching == 0) return true;
+  const auto failures = state.failed_fetches;
   state.filled.wait(lock);
+  if (state.failed_fetches != failures) throw CommError(state.fetch_failure);
   return false;
+}
+
+// While another thread fills it. Lock held on entry and exit. \throws CommError it failed.
+void wait_for_fill(StoreState& state, Entry& entry, std::unique_lock<std::mutex>& lock) {
+  const auto failures = entry.failed_fills;
+  state.filled.wait(lock);
+  if (entry.failed_fills != failures) throw CommError(state.fetch_failure);
 }
 
 void let_go(StoreState& state, Entry& entry) {
@@ -101,6 +111,15 @@ void StoreState::fail_fill(Entry& entry) {
   filled.notify_all();
 }
 
+void StoreState::fail_fills(const std::vector<Entry*>& filling, const CommError& error) {
+  ++failed_fetches;
+  fetch_failure = error.what();
+  for (auto* entry : filling) {
+    ++entry->failed_fills;
+    fail_fill(*entry);
+  }
+}
+
 bool StoreState::install_copy(Entry& entry, at::DataPtr copy, Residence residence, bool loaded) {
   if (loaded && entry.fill_epoch != entry.epoch.load()) {
     fail_fill(entry);
@@ -132,8 +151,19 @@ void StoreState::move_on(const std::vector<int>& ids) {
   }
 }
 
+void StoreState::fetch(const std::vector<ShardService::Request>& requests, const std::vector<Entry*>& wanted) {
+  try {
+    service->fetch(requests);
+  } catch (const CommError& error) {
+    const auto* host = comm->local_host();
+    throw CommError(cat(error.what(), "; '", names_of(wanted), "' is needed in step ", comm->step(),
+                        host ? cat(", ", phase_name(host->phase_of(host->rank()))) : "", "; this is rank ", rank, " of ", world));
+  }
+}
+
 void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to) {
   std::vector<ShardService::Request> requests;
+  std::vector<Entry*> wanted;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     Entry& entry = *loaded[i];
     if (entry.elsewhere_numel > 0) {
@@ -149,8 +179,9 @@ void StoreState::load_whole(const std::vector<Entry*>& loaded, const std::vector
     std::memcpy(to[i] + entry.slice_offset(rank), entry.shard, entry.slice_bytes(rank));
     const auto shard_bytes = static_cast<std::size_t>(entry.info.layout.shard_numel()) * entry.element_bytes();
     requests.push_back({entry.info.id, to[i], shard_bytes, entry.whole_bytes()});
+    wanted.push_back(&entry);
   }
-  if (!requests.empty()) service->fetch(requests);
+  if (!requests.empty()) fetch(requests, wanted);
 }
 
 namespace {
@@ -179,6 +210,10 @@ bool fill(StoreState& state, Entry& entry, Access access, std::unique_lock<std::
     if (!entry.home) waiting.emplace(state, entry);
     copy = state.allocate(entry);
     if (access != Access::overwrite) state.load_whole({&entry}, {static_cast<std::byte*>(copy.get())});
+  } catch (const CommError& error) {
+    lock.lock();
+    state.fail_fills({&entry}, error);
+    throw;
   } catch (...) {
     lock.lock();
     state.fail_fill(entry);
@@ -203,6 +238,11 @@ void bring_home(StoreState& state, Entry& entry, std::unique_lock<std::mutex>& l
   };
   try {
     state.bring_in({&entry});
+  } catch (const CommError& error) {
+    finish(false);
+    ++entry.failed_fills;
+    state.fetch_failure = error.what();
+    throw;
   } catch (...) {
     finish(false);
     throw;
@@ -219,7 +259,7 @@ bool make_fit(StoreState& state, Entry& entry, Access access) {
   for (;;) {
     if (entry.residence == Residence::filling) {
       const Waiting waiting(state, entry);
-      state.filled.wait(lock);
+      wait_for_fill(state, entry, lock);
     } else if ((!writes || in_place || entry.residence != Residence::at_rest) && is_available(state, entry)) {
       break;
     } else if (!writes && entry.elsewhere_numel > 0) {
@@ -260,6 +300,15 @@ Pinned StoreState::pin(Entry& entry, Access access, bool in_lockstep) {
     }
   }
   const Unobserved quiet;
+  try {
+    return fetch_and_pin(entry, access, in_lockstep);
+  } catch (const CommError& error) {
+    comm->fail(error.what());  // whoever waits for this rank then hears why, not just that it ended
+    throw;
+  }
+}
+
+Pinned StoreState::fetch_and_pin(Entry& entry, Access access, bool in_lockstep) {
   Pinned pinned;
   pinned.lockstep_write = in_lockstep && access != Access::read && begins_lockstep_write(*this, entry);
   if (counters && access != Access::overwrite && entry.unfenced.load(std::memory_order_acquire)) {
@@ -312,9 +361,55 @@ void StoreState::unpin(Entry& entry, bool abandon) noexcept {
   if (entry.residence == Residence::gathered && !entry.home && !inference) let_go(*this, entry);
 }
 
+namespace {
+
+// Private memory: what isn't here travels in one message a peer; pins find it resident then.
+void fill_together(StoreState& state, const std::vector<int>& ids) {
+  std::vector<Entry*> fetched;
+  std::vector<at::DataPtr> copies;
+  std::unique_lock lock(state.mutex);
+  try {
+    for (const int id : ids) {
+      Entry& entry = state.at(id, "pin");
+      while (entry.info.partitioned && entry.residence == Residence::at_rest && !make_room(state, entry, lock)) {
+      }
+      if (!entry.info.partitioned || entry.residence != Residence::at_rest || entry.unfenced.load()) continue;
+      state.begin_fill(entry);
+      fetched.push_back(&entry);
+    }
+    if (fetched.empty()) return;
+    lock.unlock();
+    const GatherSpan span(state.comm->timeline(), Lane::gather, "wait", fetched);
+    std::vector<std::byte*> to;
+    for (const auto* entry : fetched) to.push_back(static_cast<std::byte*>(copies.emplace_back(state.allocate(*entry)).get()));
+    state.load_whole(fetched, to);
+    lock.lock();
+  } catch (const CommError& error) {
+    if (!lock.owns_lock()) lock.lock();
+    state.fail_fills(fetched, error);
+    throw;
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    for (auto* entry : fetched) state.fail_fill(*entry);
+    throw;
+  }
+  state.gathers += static_cast<std::int64_t>(fetched.size());
+  for (std::size_t i = 0; i < fetched.size(); ++i) state.install_copy(*fetched[i], std::move(copies[i]), Residence::gathered);
+}
+
+}  // namespace
+
 void StoreState::pin_all(const std::vector<int>& ids) {
   for (const int id : ids) check_process(at(id, "pin"));  // before anything is marked as being fetched
-  std::vector<Entry*> fetched;
+  try {
+    fetch_and_pin_all(ids);
+  } catch (const CommError& error) {
+    comm->fail(error.what());
+    throw;
+  }
+}
+
+void StoreState::fetch_and_pin_all(const std::vector<int>& ids) {
   struct Holds {
     StoreState& state;
     std::vector<Entry*> entries;
@@ -333,33 +428,8 @@ void StoreState::pin_all(const std::vector<int>& ids) {
     bring_in(wanted);
     holds.entries = std::move(wanted);
   } else if (service) {
-    // What isn't here travels in one message a peer; the pins below find it resident.
-    std::unique_lock lock(mutex);
-    for (const int id : ids) {
-      Entry& entry = at(id, "pin");
-      while (entry.info.partitioned && entry.residence == Residence::at_rest && !make_room(*this, entry, lock)) {
-      }
-      if (!entry.info.partitioned || entry.residence != Residence::at_rest || entry.unfenced.load()) continue;
-      begin_fill(entry);
-      fetched.push_back(&entry);
-    }
-  }
-  if (!fetched.empty()) {
     const Unobserved quiet;
-    std::vector<at::DataPtr> copies;
-    std::vector<std::byte*> to;
-    const GatherSpan span(comm->timeline(), Lane::gather, "wait", fetched);
-    try {
-      for (const auto* entry : fetched) to.push_back(static_cast<std::byte*>(copies.emplace_back(allocate(*entry)).get()));
-      load_whole(fetched, to);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      for (auto* entry : fetched) fail_fill(*entry);
-      throw;
-    }
-    const std::lock_guard lock(mutex);
-    gathers += static_cast<std::int64_t>(fetched.size());
-    for (std::size_t i = 0; i < fetched.size(); ++i) install_copy(*fetched[i], std::move(copies[i]), Residence::gathered);
+    fill_together(*this, ids);
   }
   std::size_t done = 0;
   try {

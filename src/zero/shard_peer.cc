@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 #include "unshard/core/error.h"
 
@@ -31,10 +32,32 @@ ShardPeer::ShardPeer(int own_rank, int rank, const std::string& card) : own_rank
     throw CommError(cat("[zero.shards] rank ", rank, " runs another version: it sent \"", card.substr(0, 60), "\""));
   while (in >> word) addresses_.push_back(word);
   if (network == net::network_identity()) addresses_ = {"127.0.0.1"};
-  if (process == net::process_identity() && pid_ != ::getpid()) process_ = net::watch_process(pid_);
+  if (process != net::process_identity() || pid_ == ::getpid()) return;
+  process_ = net::watch_process(pid_);
+  gone_ = !process_ && errno == ESRCH;
 }
 
 std::string ShardPeer::obituary() const { return cat("rank ", rank_, " is gone: its process (pid ", pid_, ") has ended"); }
+
+std::string ShardWait::who_ended() const {
+  std::string text;
+  for (int attempt = 0; ended && attempt < 20 && (text = ended()).empty(); ++attempt)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return text;
+}
+
+// What is known of its end comes first. Who was reached before has open ports: then it isn't a firewall.
+std::string ShardPeer::unreachable(const std::string& errors, const ShardWait& wait) const {
+  const std::string known = wait.who_ended();
+  pollfd ended{process_.get(), POLLIN, 0};
+  if (gone_ || (process_ && ::poll(&ended, 1, 0) > 0)) return cat(obituary(), known.empty() ? "" : "; ", known);
+  if (!known.empty()) return cat(known, "; rank ", rank_, " can't be reached: ", errors);
+  if (reached_)
+    return cat("rank ", rank_, " can't be reached any more: ", errors,
+               ". It was at the start: has its process or its host ended, or the network between them?");
+  return cat("rank ", rank_, " can't be reached: ", errors,
+             ". Ranks read parameters from each other over TCP; open the ports between them");
+}
 
 net::Descriptor ShardPeer::connect(const wire::Secret& secret, const ShardWait& wait, std::size_t* used) const {
   std::string errors;
@@ -47,8 +70,7 @@ net::Descriptor ShardPeer::connect(const wire::Secret& secret, const ShardWait& 
     errors += (errors.empty() ? "" : "; ") + error;
   }
   if (errors.empty()) errors = "it has no network address";
-  throw CommError(
-      cat("rank ", rank_, " can't be reached: ", errors, ". Ranks read parameters from each other over TCP; open the ports between them"));
+  throw CommError(unreachable(errors, wait));
 }
 
 net::Descriptor ShardPeer::try_address(const std::string& address, const wire::Secret& secret, const ShardWait& wait,

@@ -1,6 +1,8 @@
 #pragma once
 // How to reach another rank's shard server, and whether it is still there.
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +16,12 @@ namespace unshard {
 struct ShardWait {
   std::chrono::duration<double> timeout{1800};
   std::function<void()> interrupt_check = {};
+  /// "rank 2 is gone (...)" where that is known of a rank of the group, or that it failed; else empty.
+  std::function<std::string()> ended = {};
+  std::atomic<std::uint64_t>* moved = nullptr;  ///< counted up whenever bytes come
+
+  /// ended(), asked for a moment: a connection closes before the process can be seen to have ended.
+  std::string who_ended() const;
 };
 /// poll's time slice in such waits, ms.
 inline constexpr int kWaitSliceMs = 50;
@@ -31,7 +39,10 @@ class ShardPeer {
   /// \throws CommError naming the rank and every address with its error.
   net::Descriptor connect(const wire::Secret& secret, const ShardWait& wait, std::size_t* used = nullptr) const;
   /// Try this address first from now on. Not while another thread connects.
-  void prefer(std::size_t address) { std::swap(addresses_.at(0), addresses_.at(address)); }
+  void prefer(std::size_t address) {
+    std::swap(addresses_.at(0), addresses_.at(address));
+    reached_ = true;
+  }
   /// On this host: readable once the process has ended; -1 where that can't be watched.
   int process_descriptor() const { return process_.get(); }
   /// "rank 2 is gone: its process (pid 123) has ended"
@@ -40,7 +51,11 @@ class ShardPeer {
  private:
   net::Descriptor try_address(const std::string& address, const wire::Secret& secret, const ShardWait& wait, std::string* error) const;
 
+  std::string unreachable(const std::string& errors, const ShardWait& wait) const;
+
   int own_rank_, rank_, port_ = 0, pid_ = 0;
+  bool reached_ = false;  ///< once: ports are open
+  bool gone_ = false;     ///< it had ended when this rank heard of it
   std::vector<std::string> addresses_;
   net::Descriptor process_;
 };

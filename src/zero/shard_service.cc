@@ -25,6 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::seconds kAskedAfter{1};  // without a byte: then whether ranks have ended
+
 /// One connection to every peer, used by one fetch at a time. Concurrent fetches use a lane each, so a large one delays no small one.
 struct Lane {
   std::vector<net::Descriptor> sockets;  // by rank; empty until needed
@@ -43,6 +45,8 @@ class TcpShardService final : public ShardService {
   std::vector<ShardPull> plan(const std::vector<Request>& requests, Lane& lane);
   void drive(std::vector<ShardPull>& pulls);
   void check_alive(const ShardPeer& peer, short revents) const;
+  void check_still(const ShardPull& waiting, Clock::duration still) const;
+  std::string with_cause(const std::string& error) const;
 
   const int rank_, world_size_, process_ = ::getpid();
   const ShardWait wait_;
@@ -149,8 +153,15 @@ void TcpShardService::fetch(const std::vector<Request>& requests) {
     const std::lock_guard lock(mutex_);
     lanes_.push_back(std::move(lane));
   } catch (const CommError& error) {
-    throw CommError(cat("[zero.fetch] on rank ", rank_, ": ", error.what()));
+    throw CommError(cat("[zero.fetch] on rank ", rank_, ": ", with_cause(error.what())));
   }
+}
+
+// The peer that was asked may have ended because of another one.
+std::string TcpShardService::with_cause(const std::string& error) const {
+  const auto known = wait_.who_ended();
+  const auto fact = known.substr(0, known.find(" ("));  // "rank 2 is gone"
+  return known.empty() || error.find(fact) != std::string::npos ? error : cat(known, "; ", error);
 }
 
 void TcpShardService::check_alive(const ShardPeer& peer, short revents) const {
@@ -179,12 +190,23 @@ void TcpShardService::drive(std::vector<ShardPull>& pulls) {
         moved += pulls[i].advance();
       }
     }
-    if (moved > 0) progress = Clock::now();
+    if (moved > 0) {
+      progress = Clock::now();
+      if (wait_.moved) wait_.moved->fetch_add(1, std::memory_order_relaxed);
+    }
     if (wait_.interrupt_check) wait_.interrupt_check();
-    if (Clock::now() - progress > wait_.timeout)
-      throw CommError(cat("rank ", waiting->rank(), " has sent nothing for ", wait_.timeout.count(), " s while ", waiting->position(),
-                          " was read from it; it is stopped, overloaded or cut off"));
+    check_still(*waiting, Clock::now() - progress);
   }
+}
+
+// A peer whose host went without a word sends nothing, and its connection stays open: whether it has ended is known elsewhere.
+void TcpShardService::check_still(const ShardPull& waiting, Clock::duration still) const {
+  if (still > wait_.timeout)
+    throw CommError(cat("rank ", waiting.rank(), " gives no sign of life: it has sent nothing for ", wait_.timeout.count(), " s while ",
+                        waiting.position(), " was read from it (is it stopped, overloaded or cut off?)"));
+  if (still < kAskedAfter || !wait_.ended) return;
+  if (const auto ended = wait_.ended(); !ended.empty())
+    throw CommError(cat(ended, "; nothing comes from rank ", waiting.rank(), ", from which ", waiting.position(), " is read"));
 }
 
 /// A world of one has nobody to ask.
@@ -203,10 +225,12 @@ std::unique_ptr<ShardService> start_shard_service(int rank, int world_size, cons
   return std::make_unique<TcpShardService>(rank, world_size, exchange, std::move(lookup), wait, nearby);
 }
 
-std::unique_ptr<ShardService> ShardService::start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby) {
+std::unique_ptr<ShardService> ShardService::start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby,
+                                                  std::atomic<std::uint64_t>* moved) {
   const auto exchange = [&comm](const std::string& mine) { return comm.all_gather_strings(mine); };
-  return start_shard_service(comm.rank(), comm.world_size(), exchange, std::move(lookup),
-                             {.timeout = comm.options().timeout, .interrupt_check = comm.options().interrupt_check}, nearby);
+  const auto& options = comm.options();
+  const ShardWait wait{options.timeout, options.interrupt_check, comm.watch_for_ends(), moved};
+  return start_shard_service(comm.rank(), comm.world_size(), exchange, std::move(lookup), wait, nearby);
 }
 
 }  // namespace unshard

@@ -1,6 +1,7 @@
 #pragma once
 // One-sided reads of other ranks' shards, for memory that isn't shared: a serving thread per rank answers, so the owner's main thread
 // takes no part and ranks need not touch the same parameters. Bytes travel, never dtypes (complex and fp8 are fine).
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,8 +24,10 @@ class ShardService {
   /// Collective over `comm`, which is only needed for the start: bytes travel over TCP connections of the service's own. Starts the serving
   /// thread and reaches every peer once.
   /// \param nearby  ranks that are never asked: their pieces are here already (memory they share with this rank).
+  /// \param moved  counted up whenever a fetch gets on; null: nobody asks.
   /// \throws CommError, on every rank, when some rank can't reach another.
-  static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby = {});
+  static std::unique_ptr<ShardService> start(Communicator& comm, Lookup lookup, const std::vector<int>& nearby = {},
+                                             std::atomic<std::uint64_t>* moved = nullptr);
   virtual ~ShardService() = default;  ///< stops the thread; never hangs when peers are gone
 
   /// One parameter to bring in: the whole [padded] value is at `whole`; piece r goes to whole + r * shard_bytes; the padding is not

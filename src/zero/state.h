@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "unshard/comm/communicator.h"
+#include "unshard/core/error.h"
 #include "unshard/zero/parameter_store.h"
 #include "zero/derived.h"
 #include "zero/entry.h"
@@ -70,12 +71,18 @@ struct StoreState {
   void finish_lockstep_write(Entry& entry);
   /// Pins of a scope: several parameters are fetched together. Pins all or none.
   void pin_all(const std::vector<int>& ids);
+  Pinned fetch_and_pin(Entry& entry, Access access, bool in_lockstep);  ///< what pin() does where it has to wait
+  void fetch_and_pin_all(const std::vector<int>& ids);
   void release_copy(Entry& entry);  ///< lock held; entry gathered or written, not pinned
   void release_gathered();
   bool rests_whole(const Entry& entry) const { return entry.home != nullptr; }
   void check_process(const Entry& entry) const;  ///< \throws std::runtime_error in a forked child
   /// The whole value into `to` [whole_bytes]: memory, or the own slice and a fetch of the others. No lock held.
   void load_whole(const std::vector<Entry*>& loaded, const std::vector<std::byte*>& to);
+  /// The service's fetch; its errors name the parameters and where this rank was.
+  void fetch(const std::vector<ShardService::Request>& requests, const std::vector<Entry*>& wanted);
+  /// Lock held; filling -> at_rest: bringing them in failed, and those who wait for it have the same error.
+  void fail_fills(const std::vector<Entry*>& filling, const CommError& error);
   at::DataPtr allocate(const Entry& entry) const;
   /// Lock held; filling -> `residence`, or at_rest: the value that was `loaded` has moved on meanwhile. \return whether it was installed.
   bool install_copy(Entry& entry, at::DataPtr copy, Residence residence, bool loaded = true);
@@ -90,7 +97,7 @@ struct StoreState {
   /// This rank becomes a user of each (drop() undoes it); blocks while their pieces are brought in. All or none.
   void bring_in(const std::vector<Entry*>& wanted);
   void drop_holds(const std::vector<Entry*>& held) noexcept;
-  void pull(const std::vector<Entry*>& claimed, bool held);  ///< claimed, with room taken -> present
+  void pull(const std::vector<Entry*>& claimed, bool held);  ///< claimed, with room taken -> present; \throws CommError
   bool readable_at_home(Entry& entry);                       ///< lock held; the hold it needs is taken
   /// Lock held. Takes room for `numel` below `limit`. For it unused parameters leave that no rank of this host needs within `beyond`
   /// elements; with `spared`, none that a slower rank has yet to use and this one has used (*spared says that there was one).
@@ -166,6 +173,8 @@ struct StoreState {
   std::int64_t gathers = 0, prefetched = 0, pinned_entries = 0;
   int last_touched = -1;
   bool inference = false;
+  std::uint64_t failed_fetches = 0;
+  std::string fetch_failure;  ///< the last one's
   std::vector<int> prefetch_queue;
   int prefetching = 0;  ///< entries queued or in flight
   bool stopping = false;

@@ -83,6 +83,13 @@ class Communicator {
   /// \throws CommError "rank 0 is in save(tag=a), rank 1 is in step()" within options.collective_check (default 60 s).
   virtual void check_all_in(std::string_view call) = 0;
 
+  /// This rank can't go on, for a reason outside the collectives: the others' waits end with it, as after an error in a collective of
+  /// theirs, and this group can't be used any more.
+  virtual void fail(std::string_view reason) = 0;
+  /// What says "rank 2 is gone (...)" or "rank 1 failed: ..." once that is known of a rank of this group, without waiting; else nothing.
+  /// For waits outside the collectives; it may outlive the communicator.
+  virtual std::function<std::string()> watch_for_ends() const = 0;
+
   /// Collective over *all* ranks of this group (also those not in `ranks`, which get nullptr).
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) = 0;
 

@@ -58,6 +58,10 @@ class HostGroup {
   /// Wait until `ready()` (polls shared memory, must not block or throw). Spins briefly, then sleeps on a futex that notify() wakes.
   /// \throws CommError a peer died (named at once, by pidfd), failed, or the time-out passed (with every rank's phase, step, detail).
   virtual void wait_until(const std::function<bool()>& ready, std::string_view where) = 0;
+  /// wait_until for what another rank of this host does, which has the same time-out itself: here time counts from the last change of
+  /// `progress()`, and is a second longer, so that the other rank's error, which knows more, comes first.
+  virtual void wait_for_work(const std::function<bool()>& ready, const std::function<std::uint64_t()>& progress,
+                             std::string_view where) = 0;
   /// Wake peers that wait_until on something this rank just wrote. Cheap when nobody sleeps.
   virtual void notify() = 0;
 
