@@ -260,7 +260,8 @@ def test_nothing_to_look_at_is_said(tmp_path, capsys):
         assert main([str(no_rank.pid)]) == 2
         no_rank.kill()
     said = capsys.readouterr().out
-    for words in ("there is no rank<N>.json", "No such file", "there is no process 4194305", "is no rank of an Unshard run"):
+    for words in ("no records\nthere is no rank<N>.json", "--record-at-end", "no such file or directory; give the folder of --run-dir",
+                  "there is no process 4194305", "is no rank of an Unshard run"):
         assert words in said, said
     assert not describe(diagnose(Records({}, []))).startswith("all")
 

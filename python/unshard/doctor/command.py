@@ -24,7 +24,11 @@ def main(argv=None, prog="unshard doctor"):
             processes.clean(files)
         else:
             records = load_folders(options.where)
-    except (OSError, processes.NoRanks) as error:
+    except OSError as error:
+        print(f"{prog}: {error.filename or options.where[0]}: {(error.strerror or str(error)).lower()}; give the folder of --run-dir "
+              "(UNSHARD_RUN_DIR), or a process id")
+        return 2
+    except processes.NoRanks as error:
         print(f"{prog}: {error}")
         return 2
     found = diagnose(records)

@@ -26,7 +26,8 @@ def load_folders(folders):
     files = []
     for folder in folders:
         files += [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
-    return load_files(files, [] if files else [f"there is no rank<N>.json in {', '.join(folders)}"])
+    return load_files(files, [] if files else [f"there is no rank<N>.json in {', '.join(folders)}: ranks write one when something goes "
+                                          "wrong, and at a good end only with `unshard run --record-at-end` (UNSHARD_RECORD_AT_END=1)"])
 
 
 def load_files(files, notes=()):

@@ -18,7 +18,7 @@ def describe(found):
 
 def verdict(found):
     if not found["ranks"]:
-        yield "no record can be read"
+        yield "no record can be read" if any("damaged" in one or "can't be read" in one for one in found["problems"]) else "no records"
         return
     difference = found["difference"]
     if difference is not None:
