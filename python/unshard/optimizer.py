@@ -150,6 +150,17 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._opt_called = self.optimizer._opt_called = True
 
 
+def refuse_pieces(kind, stage, world_size):
+    """An optimizer of whole matrices where every rank has pieces only; found before the engine is made."""
+    if kind in _NOT_ELEMENTWISE and stage > 0 and world_size > 1:
+        raise _needs_whole(kind)
+
+
+def _needs_whole(kind):
+    return ValueError(f"[optimizer] {kind} looks at whole matrices, but each rank updates a flat piece: its result would differ from the "
+                      "dense one. Use an element-wise optimizer, or zero stage 0")
+
+
 class ClientOptimizer:
     """Runs a torch optimizer of the user's on flat pieces: its groups hold the pieces while it steps, and the user's parameters otherwise.
 
@@ -178,8 +189,7 @@ class ClientOptimizer:
         for id, _, param, _, _ in items:
             p = self._parameters.get(id)
             if p is not None and p.numel() != param.numel():
-                raise ValueError(f"[optimizer] {self.type} looks at whole matrices, but each rank updates a flat piece: its result would "
-                                 "differ from the dense one. Use an element-wise optimizer, or zero stage 0")
+                raise _needs_whole(self.type)
 
     @torch.no_grad()
     def step(self, items, scale):

@@ -7,7 +7,7 @@ from unshard import compiling, distributed, optim, owners, raw_reads, schedules,
 from unshard.config import choose, load_config
 from unshard.core import ConfigError, _core
 from unshard.engine import Engine, make_source
-from unshard.optimizer import ClientOptimizer
+from unshard.optimizer import ClientOptimizer, refuse_pieces
 
 # A frozen parameter may be unfrozen later, unless it is of another dtype (quantised weights, tables of indices).
 _TRAINED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +45,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     ConfigError, ValueError, CommError
     """
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"[initialize] model must be a torch.nn.Module, got {type(model).__name__}")
+        hint = "; the first positional argument is `args`: write model=..., config=..." if isinstance(args, torch.nn.Module) else ""
+        raise ValueError(f"[initialize] model must be a torch.nn.Module, got {type(model).__name__}{hint}")
     if mesh_param is not None:
         raise NotImplementedError("[initialize] mesh_param isn't available in unshard yet")
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
@@ -130,6 +131,7 @@ def _core_optimizer(inner, config):
         return None, None
     if isinstance(inner, optim.FusedOptimizer):
         return inner.core_optimizer(), None
+    refuse_pieces(type(inner).__name__, config.zero.stage, torch.distributed.get_world_size())
     face = ClientOptimizer(inner)
     return _core.python_optimizer(face), face
 
