@@ -21,7 +21,9 @@ def main(argv=None):
     if argv[:1] == ["report"]:
         from unshard.report import main as report
         return report(argv[1:])
+    from unshard import __version__
     parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device.")
+    parser.add_argument("--version", action="version", version=f"unshard {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("run", help="start the ranks of a training script", add_help=False)
     bench = commands.add_parser("bench", help="measure: `unshard bench comm`").add_subparsers(dest="action", required=True)

@@ -173,3 +173,23 @@ def test_config_show_prints_keys_values_and_origins(tmp_path):
     file.write_text('{"zero_optimisation": {"stage": 2}}')
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "zero_optimization" in done.stderr and "Traceback" not in done.stderr
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", "unshard", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_says_its_version_and_what_it_needs():
+    import unshard
+    version = command("--version")
+    assert version.returncode == 0 and version.stdout == f"unshard {unshard.__version__}\n"
+    for argument, words in (("run", "the following arguments are required: SCRIPT\n"), ("no_such_thing", "invalid choice")):
+        done = command(argument)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_model_in_the_place_of_args_is_told_so():
+    import torch
+    import unshard
+    with pytest.raises(ValueError, match="the first positional argument is `args`: write model="):
+        unshard.initialize(torch.nn.Linear(2, 2), {"train_batch_size": 1})

@@ -23,7 +23,7 @@ examples:
     add_started(parser.add_argument_group("what is started"))
     add_output(parser.add_argument_group("output"))
     parser.add_argument("script", metavar="SCRIPT", help="what every rank runs")
-    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="for the script")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="for the script").required = False
     return parser
 
 
