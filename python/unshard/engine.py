@@ -12,6 +12,8 @@ from unshard.engine_settings import EngineSettings
 from unshard.engine_state import EngineState
 from unshard.optim import group_options
 
+_SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 
 class Engine(EngineSettings, EngineState, torch.nn.Module):
     """Runs forward, backward and step of `module` at any ZeRO stage. Made by `initialize`; unknown attributes are the module's."""
@@ -174,6 +176,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
             self._core.leave_inference()
 
     def is_gradient_accumulation_boundary(self):
+        """Whether the next step() updates the parameters."""
         return self._core.is_gradient_accumulation_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary):
@@ -221,7 +224,8 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
 
     def dtype_table(self):
         """Which dtype each kind of state has, as text."""
-        return self._core.dtype_table()
+        found = {_SHORT_NAMES.get(b.dtype, str(b.dtype).removeprefix("torch.")) for b in self.module.buffers()}
+        return self._core.dtype_table().replace("as they are in the model", ", ".join(sorted(found)) or "none")
 
     def destroy(self):
         """The module is a plain torch module again and the engine's memory is given back; the engine can't be used after it."""

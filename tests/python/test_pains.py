@@ -362,7 +362,7 @@ def bf16_accumulates_in_fp32(rank, world, stage):
     assert torch.allclose(grad, torch.full((8,), 1.0 + 256 * 2.0**-10), atol=1e-4), grad
     assert model.inv_freq.dtype == torch.float32 and model.w.dtype == torch.bfloat16
     table = engine.dtype_table()
-    assert "fp32" in table and "bf16" in table
+    assert "fp32" in table and "bf16" in table and table.splitlines()[-1].split() == ["buffers", "fp32"]
     engine.destroy()
 
 
