@@ -236,6 +236,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"({"flops_profiler": {"enabled": true}})", {"not built yet: flops_profiler.enabled = true"}},
         Bad{R"({"sequence_parallel_size": 2})", {"not built yet: sequence_parallel_size = 2"}},
         Bad{R"({"optimizer": {"type": "Lamb"}})", {"not built yet: optimizer.type = \"Lamb\""}},
+        Bad{R"({"optimizer": {"type": "Muon"}})", {"pass a torch.optim.Muon of your own", "stage 0 only"}},
         Bad{R"({"optimizer": {"type": "OneBitAdam"}})", {"optimizer.type = \"OneBitAdam\"", "was removed"}},
         Bad{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", {"not built yet: optimizer.params.amsgrad = true"}},
         Bad{R"({"optimizer": {"type": "Adam", "params": {"fp32_optimizer_states": false}}})",

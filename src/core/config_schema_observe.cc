@@ -144,7 +144,7 @@ std::vector<Section> data_sampling() {
                         {
                             enabled(),
                             {.name = "data_cluster_path", .kind = string, .state = accepted},
-                            {.name = "curriculum_metrics", .kind = named_sections},
+                            {.name = "curriculum_metrics", .kind = named_sections, .state = accepted},
                         },
                         {},
                         true};

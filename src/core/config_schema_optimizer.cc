@@ -152,6 +152,8 @@ Section lr_range_test() {
 }
 
 constexpr std::string_view kTorchInstead = "use Adam, AdamW, SGD, Adagrad, Lion or a class of torch.optim";
+constexpr std::string_view kOwnMuon =
+    "pass a torch.optim.Muon of your own as `optimizer` (at ZeRO stage 0 only), or use Adam, AdamW, SGD, Adagrad or Lion";
 constexpr std::string_view kOneBit = "1-bit optimizers left DeepSpeed as well; use Adam or AdamW";
 constexpr NamedType kOptimizers[] = {
     {"Adam"},
@@ -160,7 +162,7 @@ constexpr NamedType kOptimizers[] = {
     {"Adagrad"},
     {"Lion"},
     {"Lamb", not_built, kTorchInstead},
-    {"Muon", not_built, kTorchInstead},
+    {"Muon", not_built, kOwnMuon},
     {"MuAdam", not_built, kTorchInstead},
     {"MuAdamW", not_built, kTorchInstead},
     {"MuSGD", not_built, kTorchInstead},

@@ -59,7 +59,7 @@ std::vector<Section> tensor_parallel() {
                            {.name = "strict_mode", .initial = "false", .state = accepted},
                            {.name = "embedding_partition_dim", .kind = integer, .initial = "1", .state = accepted, .range = kNotNegative},
                            {.name = "lm_head_patterns", .kind = strings, .state = accepted},
-                           {.name = "layer_specs", .kind = section_list},
+                           {.name = "layer_specs", .kind = section_list, .state = accepted},
                        },
                        {},
                        true};
