@@ -53,5 +53,8 @@ step("configuring the README's example" ${CMAKE_COMMAND} -S ${work}/readme -B ${
      -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_CXX_FLAGS=${FLAGS}
      -DCMAKE_PREFIX_PATH=${work}/prefix -DTorch_DIR=${Torch_DIR})
 step("building the README's example" ${CMAKE_COMMAND} --build ${work}/readme/build)
-step("the README's example" ${CMAKE_COMMAND} -E chdir ${SOURCE} ${work}/readme/build/train)
+step("the README's example" ${CMAKE_COMMAND} -E chdir ${work}/readme ${work}/readme/build/train)
+if(NOT output MATCHES "step 9, loss [0-9.]+")
+  message(FATAL_ERROR "the README's example prints no loss:\n${output}")
+endif()
 file(REMOVE_RECURSE ${work})
