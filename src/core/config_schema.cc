@@ -199,8 +199,8 @@ std::string accepted_text(const Key& key) {
 std::string schema_markdown() {
   std::ostringstream out;
   out << "# The configuration, key by key\n\n"
-         "Generated from the schema in `src/core/config_schema_*.cc`; `UNSHARD_WRITE_DOCS=1 unshard_core_test "
-         "--gtest_filter='ConfigDocs.*'`\n"
+         "Generated from the schema in `src/core/config_schema_*.cc`; `UNSHARD_WRITE_DOCS=1 bin/unshard_core_test "
+         "--gtest_filter='ConfigDocs.*'` in `build/`\n"
          "writes it anew, and the same test fails when it is out of date.\n\n"
          "The file is DeepSpeed's JSON. Comments, trailing commas and integers written as `5e8` are allowed. A key given twice, a key that "
          "isn't\n"

@@ -230,7 +230,7 @@ TEST(ConfigDocs, DocsConfigIsCurrent) {
   const std::string wanted = schema_markdown();
   if (const char* write = std::getenv("UNSHARD_WRITE_DOCS"); write != nullptr && *write == '1') std::ofstream(path) << wanted;
   std::ifstream file(path);
-  ASSERT_TRUE(file) << "docs/config.md is missing; write it with UNSHARD_WRITE_DOCS=1";
+  ASSERT_TRUE(file) << path << " isn't there; run this in the build folder, with UNSHARD_WRITE_DOCS=1 to write it";
   std::ostringstream text;
   text << file.rdbuf();
   EXPECT_TRUE(text.str() == wanted) << "docs/config.md is out of date; write it anew with UNSHARD_WRITE_DOCS=1";
