@@ -62,15 +62,23 @@ std::vector<std::byte> exchange_bytes(Communicator& comm, const void* mine, std:
   return all;
 }
 
-void agree_no_error(Communicator& comm, const std::string& error, std::string_view where) {
+std::string agree_on_error(Communicator& comm, const std::string& error, std::string_view where) {
   const std::uint8_t failed = !error.empty();
   const auto all = exchange_bytes(comm, &failed, 1, where);
-  if (std::all_of(all.begin(), all.end(), [](std::byte flag) { return flag == std::byte{0}; })) return;
+  if (std::all_of(all.begin(), all.end(), [](std::byte flag) { return flag == std::byte{0}; })) return {};
   const auto errors = comm.world_size() == 1 ? std::vector{error} : comm.all_gather_strings(error);
-  if (failed) throw std::invalid_argument(error);
+  if (failed) return error;
   for (std::size_t r = 0; r < errors.size(); ++r) {
-    if (!errors[r].empty()) throw CommError(cat("[", where, "] rank ", r, " failed: ", errors[r]));
+    if (!errors[r].empty()) return cat("[", where, "] rank ", r, " failed: ", errors[r]);
   }
+  return {};
+}
+
+void agree_no_error(Communicator& comm, const std::string& error, std::string_view where) {
+  const auto agreed = agree_on_error(comm, error, where);
+  if (agreed.empty()) return;
+  if (!error.empty()) throw std::invalid_argument(agreed);
+  throw CommError(agreed);
 }
 
 void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines, std::string_view where) {

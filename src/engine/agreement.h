@@ -13,6 +13,10 @@ class Communicator;
 /// Collective: equally long byte strings of every rank, in rank order. Small ones take a few microseconds in shared memory.
 std::vector<std::byte> exchange_bytes(Communicator& comm, const void* mine, std::size_t bytes, std::string_view where);
 
+/// Collective: what one rank found wrong (empty: nothing), as each is to say it: its own error, or "[where] rank 2 failed: ..." with the
+/// first other one's. Empty: nobody has an error.
+std::string agree_on_error(Communicator& comm, const std::string& error, std::string_view where);
+
 /// Collective: what one rank found wrong (empty: nothing) ends the call on all of them.
 /// \throws std::invalid_argument with its own error on the ranks that have one, CommError naming rank and error on the others.
 void agree_no_error(Communicator& comm, const std::string& error, std::string_view where);

@@ -126,6 +126,8 @@ void Engine::save(const std::string& directory, const std::string& client_state_
     std::string error;
     try {
       work();
+    } catch (const CommError&) {
+      throw;  // a rank is lost: that is no error of the file's
     } catch (const std::exception& exception) {
       error = exception.what();
     }
@@ -154,15 +156,9 @@ void Engine::save(const std::string& directory, const std::string& client_state_
   s.set_phase(Phase::idle, "after save");
 }
 
-// \throws CheckpointError on all ranks when one has an error.
+// \throws CheckpointError on all ranks when one has an error with its file. \throws CommError a rank is lost meanwhile.
 void Engine::State::agree_checkpoint(const std::string& error, const char* where) {
-  try {
-    agree_no_error(*comm, error, where);
-  } catch (const std::invalid_argument& mine) {
-    throw CheckpointError(mine.what());
-  } catch (const CommError& other) {
-    throw CheckpointError(other.what());
-  }
+  if (const auto agreed = agree_on_error(*comm, error, where); !agreed.empty()) throw CheckpointError(agreed);
 }
 
 namespace {

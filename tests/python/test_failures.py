@@ -156,3 +156,40 @@ def test_a_missing_config_file_is_one_line():
     with pytest.raises(Exception) as error:
         unshard.initialize(model=nn.Linear(2, 2), config="/nonexistent/ds.json")
     assert "/nonexistent/ds.json" in str(error.value)
+
+
+def cut_short_in_save(rank, world, apart, folder, killed):
+    """Rank 1 can't write more than a part of its file: it is killed there, or has an error as from a full disk."""
+    import resource
+
+    import unshard
+    if apart:
+        os.environ["UNSHARD_HOST"] = f"host{rank}"
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300)                                  # 360 KB, and twice that of moments, over the ranks
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()),
+                                    config=dense.config(3, unshard={"timeout_s": 20, "collective_check_s": 20}))
+    engine.backward(engine(torch.ones(2, 300)).sum())
+    engine.step()
+    if rank == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if killed else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        engine.save_checkpoint(folder)
+    except unshard.CheckpointError as error:
+        return ["CheckpointError", str(error)]
+    except unshard.CommError as error:
+        return ["CommError", str(error)]
+
+
+@pytest.mark.parametrize("memory", ["shared", "unshared", "hosts"])
+def test_a_rank_killed_in_a_save_is_a_lost_rank_and_a_full_disk_an_error_of_the_checkpoint(memory, tmp_path):
+    env = {"UNSHARD_SHARE_MEMORY": "off"} if memory == "unshared" else {}
+    lost = run_ranks(2, cut_short_in_save, memory == "hosts", str(tmp_path / "a"), True, expect_failure=True, limit=40, env=env)
+    assert lost[1].code == -signal.SIGXFSZ, lost[1].output[-2000:]
+    kind, text = lost[0].value or ["nothing", lost[0].output]
+    assert kind == "CommError" and "rank 1" in text and "gone" in text and "'save'" in text and "step 1" in text, (kind, text)
+    full = run_ranks(2, cut_short_in_save, memory == "hosts", str(tmp_path / "b"), False, expect_failure=True, limit=40, env=env)
+    for o in full:
+        kind, text = o.value or ["nothing", o.output]
+        assert kind == "CheckpointError" and "rank_1.safetensors" in text and "File too large" in text, (o.rank, kind, text)

@@ -97,7 +97,7 @@ def diagnosed(survivors, latest, blamed, kind):
         error = o.output.split("Traceback")[-1]
         if not re.search(blamed, error):
             return f"rank {o.rank} doesn't blame the rank: {error.strip()[-2500:]}"
-        if f"{kind}: [" not in error:
+        if f"{kind}: [" not in error or "CheckpointError" in error:
             return f"rank {o.rank} has an error of another kind: {error.strip()[-2500:]}"
     return None
 
