@@ -8,6 +8,7 @@ import torch.distributed as dist
 from unshard.core import CommError, _core
 
 POLL_S = 0.05
+REPORT_S = 5.0                  # then who is waited for is said once
 SPARE_S = 1.0                   # torch's own time-outs come first: they say more
 
 
@@ -18,7 +19,13 @@ def meet(start, method, address, rank, world_size, timeout):
     where = f"{address[0]}:{address[1]}" if address else method
     own = f"this is rank {rank} of {world_size}"
 
+    reported = []
+
     def in_store(waited):
+        if rank == 1 and waited > REPORT_S and not reported:     # one of those that wait for rank 0 says so
+            reported.append(waited)
+            _core.log_warning(rank, f"[distributed] no progress for {REPORT_S:g} s, still waiting (until {seconds:g} s): rank 0, which "
+                                    f"serves the store at {where} unless the launcher does, hasn't come or doesn't answer")
         if waited > seconds + SPARE_S:
             raise CommError(f"[distributed] the store at {where} doesn't answer within {seconds:g} s: rank 0, which serves it unless the "
                             f"launcher does, hasn't come, has ended or is stopped; {own}")

@@ -315,6 +315,68 @@ TEST_P(DifferentCalls, OfHostsAreBothNamed) {
   for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
 }
 
+enum class Memory { shared, unshared, hosts };
+
+CommOptions options_in(Memory memory, int rank) {
+  CommOptions options;
+  options.timeout = std::chrono::duration<double>(2.5);
+  options.share_memory = memory != Memory::unshared;
+  if (memory == Memory::hosts) options.host_name = rank == 0 ? "left" : "right";
+  return options;
+}
+
+/// Rank 0 waits for a message that rank 1 doesn't send.
+class UnansweredPair : public ::testing::TestWithParam<Memory> {
+ protected:
+  /// \param peer  what rank 1 does instead.
+  void expect(const std::function<void(Communicator&)>& peer, const std::vector<std::string>& named, double limit_s, int signal = 0) {
+    const int port = free_port();
+    const auto exits = fork_ranks(2, 60, [&](int rank) {
+      set_env(rank, 2, port);
+      const auto comm = init_process_group(options_in(GetParam(), rank));
+      comm->set_step(4);
+      comm->barrier("begin");
+      if (rank == 1) {
+        if (comm->local_host()) comm->local_host()->set_phase(Phase::forward, 4, "blocks.1.w");
+        peer(*comm);
+        return 0;
+      }
+      at::Tensor tensor = at::zeros({1000}, at::kFloat);
+      const auto started = std::chrono::steady_clock::now();
+      const auto error = error_of([&] { comm->recv(tensor, 1, 7); });
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+      std::this_thread::sleep_for(500ms);  // rank 0 serves the store
+      if (!contains_all(error, named) || !contains_all(error, {"[comm.recv 'from rank 1, tag 7']", "this is rank 0 of 2"})) return 1;
+      return seconds.count() < limit_s ? 0 : 2;
+    });
+    EXPECT_EQ(exits[0].code, 0) << exits[0].seconds << " s";
+    EXPECT_EQ(exits[1].signal, signal);
+  }
+};
+std::string memory_name(const ::testing::TestParamInfo<Memory>& info) {
+  return info.param == Memory::shared ? "shared" : info.param == Memory::unshared ? "unshared" : "hosts";
+}
+INSTANTIATE_TEST_SUITE_P(Memories, UnansweredPair, ::testing::Values(Memory::shared, Memory::unshared, Memory::hosts), memory_name);
+
+TEST_P(UnansweredPair, SaysThatThePeerDoesSomethingElse) {
+  const auto busy =
+      GetParam() == Memory::shared ? "rank 1: forward, step 4, at 'blocks.1.w'" : "rank 1 waits for nobody: it computes, or is stopped";
+  expect([](Communicator&) { std::this_thread::sleep_for(5s); }, {busy, "step 4"}, 5);
+}
+
+TEST_P(UnansweredPair, SaysInWhichCollectiveThePeerWaits) {
+  expect([](Communicator& comm) { (void)error_of([&] { comm.barrier("b"); }); }, {"rank 1", "waiting in", "[comm.barrier 'b']", "step 4"},
+         5);
+}
+
+TEST_P(UnansweredPair, NamesThePeerThatDied) {
+  const auto die = [](Communicator&) {
+    std::this_thread::sleep_for(300ms);
+    ::raise(SIGKILL);
+  };
+  expect(die, {"rank 1", "gone", "step 4"}, 2, SIGKILL);
+}
+
 TEST(ProcessErrors, ATakenPortIsOneLine) {
   comm::UniqueFd held;
   const int port = bind_port(held);

@@ -82,7 +82,7 @@ FdChannel FdChannel::connect_to(const std::string& name, int rank) {
   if (fd < 0) fail("socket");
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), length) != 0) fail("connect (is rank 0 gone?)");
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), length) != 0) fail("connect (has the first rank of this host ended?)");
   const std::int32_t id = rank;
   if (::send(fd, &id, sizeof(id), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(id))) fail("send");
   return channel;
@@ -126,7 +126,7 @@ UniqueFd FdChannel::receive(const WaitCheck& check) const {
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (got != 1 || !header || header->cmsg_type != SCM_RIGHTS) {
     if (check) check();  // says which peer died, when one did
-    throw CommError("[comm.connect] rank 0 closed its Unix socket before it sent the shared memory");
+    throw CommError("[comm.connect] the first rank of this host closed its Unix socket before it sent the shared memory");
   }
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof(int));

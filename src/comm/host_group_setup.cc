@@ -41,7 +41,7 @@ std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGro
   require(static_cast<int>(cards.size()) == size, "[comm.connect] exchange returned ", cards.size(), " strings for ", size, " ranks");
   std::vector<int> pids;
   for (const auto& card : cards) pids.push_back(std::atoi(card.c_str()));
-  parts.watch = PeerWatch(pids);
+  parts.watch = PeerWatch(pids, names.ranks);
 
   const std::int64_t started = monotonic_ns();
   const auto check = [&] {

@@ -11,12 +11,12 @@
 
 namespace unshard::comm {
 
-PeerWatch::PeerWatch(const std::vector<int>& pids) {
+PeerWatch::PeerWatch(const std::vector<int>& pids, const std::vector<int>& names) {
   for (std::size_t rank = 0; rank < pids.size(); ++rank) {
     if (pids[rank] == 0 || pids[rank] == ::getpid()) continue;
     UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pids[rank], 0)));  // close-on-exec by itself
     if (!fd)
-      throw CommError(cat("[comm.connect] rank ", rank, " (pid ", pids[rank],
+      throw CommError(cat("[comm.connect] rank ", names.empty() ? static_cast<int>(rank) : names[rank], " (pid ", pids[rank],
                           ") can't be watched: ", errno == ESRCH ? "it is gone" : std::strerror(errno)));
     ranks_.push_back(static_cast<int>(rank));
     pidfds_.push_back(std::move(fd));

@@ -11,7 +11,8 @@ class PeerWatch {
  public:
   PeerWatch() = default;
   /// Watch `pids[r]` for every rank r; 0 and this process's own id are left out. \throws CommError naming a rank that is gone already.
-  explicit PeerWatch(const std::vector<int>& pids);
+  /// \param names  what rank r is called in messages; empty: r.
+  explicit PeerWatch(const std::vector<int>& pids, const std::vector<int>& names = {});
 
   /// Ranks whose process has ended. One system call.
   std::vector<int> dead() const;

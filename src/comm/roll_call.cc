@@ -11,6 +11,7 @@
 #include "comm/first_line.h"
 #include "comm/roll_state.h"
 #include "unshard/core/error.h"
+#include "unshard/core/log.h"
 
 namespace unshard::comm {
 
@@ -136,7 +137,8 @@ std::vector<std::string> RollCall::exchange(const std::string& mine, std::string
     state_->text = mine;
   }
   state_->ring();
-  const auto limit = RollClock::now() + std::chrono::duration_cast<RollClock::duration>(std::min(options_.timeout, 1e8 * 1s));
+  const auto started = RollClock::now();
+  const auto limit = started + std::chrono::duration_cast<RollClock::duration>(std::min(options_.timeout, 1e8 * 1s));
   for (;;) {
     {
       std::unique_lock lock(state_->mutex);
@@ -149,10 +151,25 @@ std::vector<std::string> RollCall::exchange(const std::string& mine, std::string
     }
     check();
     if (options_.interrupt_check) options_.interrupt_check();
+    report(std::chrono::duration<double>(RollClock::now() - started).count());
     if (RollClock::now() < limit) continue;
     throw RollCallError(cat(prefix(), "not every rank came to ", where, " within ", options_.timeout.count(), " s: ", explain(),
                             "; this is rank ", rank_, " of ", size_));
   }
+}
+
+// By rank 0, which hears of all. Who waits for rank 0 itself waits in the store, and says so there.
+void RollCall::report(double waited_s) {
+  if (rank_ > 0 || reported_ || waited_s < options_.report_after.count()) return;
+  std::string news;
+  {
+    const std::lock_guard lock(state_->mutex);
+    news = state_->news;
+  }
+  if (news.empty()) return;
+  reported_ = true;
+  log_warning(rank_, cat(prefix(), "no progress for ", options_.report_after.count(), " s, still waiting (until ", options_.timeout.count(),
+                         " s): ", news));
 }
 
 void RollCall::fail(std::string_view why) {

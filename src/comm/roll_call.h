@@ -32,6 +32,7 @@ struct RollCallOptions {
   std::string place = "make_communicator";  ///< for messages: "[comm.make_communicator]"
   std::chrono::duration<double> timeout{1800};
   std::function<void()> interrupt_check;
+  std::chrono::duration<double> report_after{5};  ///< then rank 0 says once who is waited for
 };
 
 class RollCall {
@@ -61,12 +62,13 @@ class RollCall {
 
  private:
   std::string prefix() const;
+  void report(double waited_s);
 
   const int rank_, size_;
   const RollCallOptions options_;
   const std::shared_ptr<State> state_;  ///< shared with the thread, which may be stuck in the store
   std::thread thread_;
-  bool over_ = false;
+  bool over_ = false, reported_ = false;
 };
 
 }  // namespace unshard::comm

@@ -415,5 +415,68 @@ TEST_P(KilledPeer, IsNamedWithinASecondEvenWhenAForkedChildHoldsItsConnections) 
 
 INSTANTIATE_TEST_SUITE_P(Heirs, KilledPeer, testing::Bool());
 
+std::string error_of(const ShardPeer& peer, const ShardWait& wait) {
+  try {
+    (void)peer.connect({}, wait);
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ShardPeer, TheCureForAFirewallIsForRanksOfWhichNothingIsKnown) {
+  auto listener = net::listen(true);
+  const int port = listener.port;
+  listener.socket.reset();  // nobody is there
+  ShardPeer peer(0, 1, cat("shards1 its-network its-processes 1 ", port, " 127.0.0.1"));
+  const ShardWait nothing_known, known{.ended = [] { return "rank 1 is gone (its process or its host ended)"; }};
+  const auto firewall = HasSubstr("open the ports");
+  EXPECT_THAT(error_of(peer, nothing_known), testing::AllOf(HasSubstr("rank 1 can't be reached"), firewall));
+  EXPECT_THAT(error_of(peer, known), testing::AllOf(HasSubstr("rank 1 is gone"), testing::Not(firewall)));
+  peer.prefer(0);  // it was there
+  EXPECT_THAT(error_of(peer, nothing_known), testing::AllOf(HasSubstr("rank 1 can't be reached any more"), testing::Not(firewall)));
+}
+
+TEST(ShardPeer, OneOfThisMachineThatEndedBeforeItWasReachedIsGone) {
+  const pid_t pid = fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  auto listener = net::listen(true);
+  const int port = listener.port;
+  listener.socket.reset();
+  const ShardPeer peer(0, 1, cat("shards1 ", net::network_identity(), " ", net::process_identity(), " ", pid, " ", port));
+  EXPECT_THAT(error_of(peer, {}), testing::AllOf(HasSubstr(cat("rank 1 is gone: its process (pid ", pid, ") has ended")),
+                                                 testing::Not(HasSubstr("open the ports"))));
+}
+
+// A peer whose host went without a word sends nothing and closes nothing: the watch on its host knows.
+TEST(ShardService, AFetchFromARankThatIsKnownToBeGoneEndsAtOnce) {
+  run_ranks(2, [&](int rank, ThreadExchange& exchange) {
+    std::latch release(1);
+    const std::vector<std::byte> piece(10);
+    std::atomic<bool> gone{false};
+    auto service = start(rank, 2, exchange,
+                         [&](int) -> std::span<const std::byte> {
+                           if (rank == 1) release.wait();
+                           return piece;
+                         },
+                         {.timeout = std::chrono::seconds(20), .ended = [&] { return gone ? "rank 1 is gone (its host ended)" : ""; }});
+    if (rank == 0) {
+      gone = true;
+      std::vector<std::byte> whole(20);
+      const auto begin = Clock::now();
+      try {
+        service->fetch({{.id = 4, .whole = whole.data(), .shard_bytes = 10, .numel_bytes = 20}});
+        ADD_FAILURE() << "the fetch should have failed";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("rank 1 is gone (its host ended)"), HasSubstr("parameter 4")));
+      }
+      EXPECT_LT(seconds_since(begin), 5);
+    }
+    exchange.wait();
+    release.count_down();
+  });
+}
+
 }  // namespace
 }  // namespace unshard
