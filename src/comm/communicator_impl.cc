@@ -96,7 +96,8 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       health_(std::move(parts.health)),
       numbers_(parts.numbers.empty() ? all_ranks(parts.size) : std::move(parts.numbers)),
       loopback_(parts.loopback),
-      timeline_(parts.timeline ? std::move(parts.timeline) : std::make_shared<Timeline>()) {
+      timeline_(parts.timeline ? std::move(parts.timeline) : std::make_shared<Timeline>()),
+      step_(parts.step ? std::move(parts.step) : std::make_shared<std::atomic<std::int64_t>>(0)) {
   run_ranks_ = std::move(parts.run_ranks);
   for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
   name_ = std::move(parts.name);
@@ -444,6 +445,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.options = options_;
     parts.loopback = loopback_;
     parts.timeline = timeline_;
+    parts.step = step_;
     parts.name = cat(name_, " / ", name, " ", children_);
     for (int member : ranks) parts.run_ranks.push_back(run_ranks_[static_cast<std::size_t>(member)]);
     if (store_) parts.store = substore("subgroup", name);

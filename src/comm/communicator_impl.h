@@ -26,16 +26,17 @@ class CommunicatorImpl final : public Communicator {
   struct Parts {
     int rank = 0, size = 1;
     CommOptions options;
-    std::shared_ptr<HostGroupImpl> local;          ///< this rank's host, where memory is shared; null: it isn't
-    HostMap map;                                   ///< size 1 may leave it empty
-    c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null: no c10d transport (then all ranks are on one host, or size is 1)
-    c10::intrusive_ptr<c10d::Store> store;         ///< null: no new_process_group
-    std::shared_ptr<PeerHealth> health;            ///< null: threads, or one host
-    std::vector<int> numbers;                      ///< by rank: what `health` calls it; empty: the same
-    bool loopback = false;                         ///< new groups talk over loopback (threads of a process)
-    std::string name;                              ///< of a sub-group, in records
-    std::vector<int> run_ranks;                    ///< of a sub-group: its members, as ranks of the run
-    std::shared_ptr<Timeline> timeline;            ///< null: one of its own
+    std::shared_ptr<HostGroupImpl> local;             ///< this rank's host, where memory is shared; null: it isn't
+    HostMap map;                                      ///< size 1 may leave it empty
+    c10::intrusive_ptr<c10d::ProcessGroup> group;     ///< null: no c10d transport (then all ranks are on one host, or size is 1)
+    c10::intrusive_ptr<c10d::Store> store;            ///< null: no new_process_group
+    std::shared_ptr<PeerHealth> health;               ///< null: threads, or one host
+    std::vector<int> numbers;                         ///< by rank: what `health` calls it; empty: the same
+    bool loopback = false;                            ///< new groups talk over loopback (threads of a process)
+    std::string name;                                 ///< of a sub-group, in records
+    std::vector<int> run_ranks;                       ///< of a sub-group: its members, as ranks of the run
+    std::shared_ptr<Timeline> timeline;               ///< null: one of its own
+    std::shared_ptr<std::atomic<std::int64_t>> step;  ///< of the run; null: one of its own
   };
   /// Collective when local is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
@@ -68,8 +69,8 @@ class CommunicatorImpl final : public Communicator {
   void set_phase(Phase phase, std::string_view detail) override;
   Timeline& timeline() override { return *timeline_; }
   const CommOptions& options() const override { return options_; }
-  void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
-  std::int64_t step() const override { return step_.load(std::memory_order_relaxed); }
+  void set_step(std::int64_t step) override { step_->store(step, std::memory_order_relaxed); }
+  std::int64_t step() const override { return step_->load(std::memory_order_relaxed); }
 
  private:
   Transport& transport_for(const Call& call, const at::Tensor& tensor) const;
@@ -131,7 +132,7 @@ class CommunicatorImpl final : public Communicator {
   const std::shared_ptr<Timeline> timeline_;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;
-  std::atomic<std::int64_t> step_{0};
+  const std::shared_ptr<std::atomic<std::int64_t>> step_;
   std::uint64_t children_ = 0;  ///< sub-groups and process groups made; keeps their store keys apart
   mutable std::mutex broken_mutex_;
   std::atomic<bool> is_broken_{false};

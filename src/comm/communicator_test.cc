@@ -271,6 +271,18 @@ TEST_P(Collectives, CallersMistakesAreFoundBeforeCommunication) {
   });
 }
 
+// Messages and records of any of them name the step that the run is in.
+TEST_P(Collectives, SubgroupsAreInTheStepOfTheirParent) {
+  run([&](int rank, Communicator& comm) {
+    std::vector<int> all(static_cast<std::size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    const auto group = comm.subgroup(all, "gradients");
+    comm.set_step(7);
+    EXPECT_EQ(group->step(), 7);
+    group->barrier("end");
+  });
+}
+
 TEST_P(Collectives, SubgroupsAreGroupsOfTheirOwn) {
   run([&](int rank, Communicator& comm) {
     std::vector<int> even;

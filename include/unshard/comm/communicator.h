@@ -113,7 +113,7 @@ class Communicator {
   /// What this rank does when, off until an engine opens it. Sub-groups record into their parent's.
   virtual Timeline& timeline() = 0;
   virtual const CommOptions& options() const = 0;
-  /// The training step, for messages and records.
+  /// The training step, for messages and records; one for a group and its sub-groups.
   virtual void set_step(std::int64_t step) = 0;
   virtual std::int64_t step() const = 0;
 };
