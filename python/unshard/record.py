@@ -47,7 +47,11 @@ def _write_on_exceptions(record):
 
     def hook(kind, value, trace):
         _crashed[:] = [_frame(frame, line) for frame, line in traceback.walk_tb(trace)][-_FRAMES:]
-        record.write("exception", "".join(traceback.format_exception_only(kind, value)).strip())
+        text = "".join(traceback.format_exception_only(kind, value)).strip()
+        if hasattr(sys, "ps1"):                                  # an interactive session goes on
+            record.write("exception", text)
+        else:
+            record.raises(text)
         before(kind, value, trace)
 
     sys.excepthook = hook

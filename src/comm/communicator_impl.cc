@@ -102,7 +102,7 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
   name_ = std::move(parts.name);
   if (options_.record && name_.empty()) name_ = cat("world ", options_.record->next_root());
-  if (options_.record) record_id_ = options_.record->add([this] { return describe(); });
+  if (options_.record) record_id_ = options_.record->add([this] { return describe(); }, [this](std::string_view why) { fail(why); });
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
   if (group_) {

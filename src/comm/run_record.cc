@@ -31,7 +31,6 @@ using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 constexpr auto kLook = 250ms;  // for another rank's failure, and for handlers installed since
-constexpr std::string_view kException = "exception";
 constexpr auto kTelling = 2s;  // a thread whose failure isn't the first gives the first this long to be written down
 constexpr std::size_t kClosedKept = 8;
 
@@ -119,7 +118,11 @@ struct RunRecord::State {
   std::atomic<bool> witnessed{false};  ///< the file shows this rank when it, or another one, failed: what follows from that adds nothing
 
   std::mutex groups_mutex;
-  std::map<std::uint64_t, std::function<GroupRecord()>> sources;
+  struct Source {
+    std::function<GroupRecord()> record;
+    std::function<void(std::string_view)> fail;
+  };
+  std::map<std::uint64_t, Source> sources;
   std::deque<GroupRecord> closed;
   std::uint64_t next_source = 0;
   std::atomic<int> roots{0};
@@ -143,7 +146,7 @@ void RunRecord::State::enter_directory() {
 std::vector<GroupRecord> RunRecord::State::groups() {
   const std::lock_guard lock(groups_mutex);
   std::vector<GroupRecord> all(closed.begin(), closed.end());
-  for (const auto& [id, source] : sources) all.push_back(source());
+  for (const auto& [id, source] : sources) all.push_back(source.record());
   return all;
 }
 
@@ -247,8 +250,17 @@ std::string RunRecord::write(std::string_view reason, std::string_view text) {
   if (directory().empty()) return {};
   if (state.witnessed) return state.file().string();
   const std::string path = state.write(reason, text, state.file());
-  if (reason == kException && !path.empty()) state.witnessed = true;  // the others fail because of it
   return path;
+}
+
+void RunRecord::raise(std::string_view exception) {
+  auto& state = *state_;
+  if (!state.in_owner()) return;
+  write("exception", exception);
+  state.witnessed = true;  // the others fail because of it
+  const std::lock_guard lock(state.groups_mutex);
+  for (const auto& [id, group] : state.sources)
+    if (group.fail) group.fail(exception);
 }
 
 void RunRecord::fail(std::string_view error) {
@@ -304,9 +316,9 @@ void RunRecord::set_directory(const std::string& directory) {
 
 std::string RunRecord::directory() const { return state_->folder(); }
 
-std::uint64_t RunRecord::add(std::function<GroupRecord()> source) {
+std::uint64_t RunRecord::add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail) {
   const std::lock_guard lock(state_->groups_mutex);
-  state_->sources[++state_->next_source] = std::move(source);
+  state_->sources[++state_->next_source] = {std::move(source), std::move(fail)};
   return state_->next_source;
 }
 
@@ -315,7 +327,7 @@ void RunRecord::remove(std::uint64_t id) {
   const std::lock_guard lock(state_->groups_mutex);
   const auto found = state_->sources.find(id);
   if (found == state_->sources.end()) return;
-  GroupRecord last = found->second();
+  GroupRecord last = found->second.record();
   last.closed = true;
   state_->sources.erase(found);
   state_->closed.push_back(std::move(last));

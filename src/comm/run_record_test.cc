@@ -150,7 +150,7 @@ TEST_F(RunRecordTest, WithoutAFolderNothingIsWritten) {
 // The others fail because of it, a moment later.
 TEST_F(RunRecordTest, WhatWasWrittenOfAnExceptionStays) {
   auto raises = start(0, 2), other = start(1, 2);
-  raises->write("exception", "RuntimeError: my data is broken");
+  raises->raise("RuntimeError: my data is broken");
   other->fail("[comm.barrier] rank 0 left the group");
   std::this_thread::sleep_for(600ms);
   raises->fail("[comm.barrier] rank 1 is gone");

@@ -97,6 +97,9 @@ void bind_record(py::module_& module) {
           "write", [](const RecordHandle& r, const std::string& reason, const std::string& text) { return r->write(reason, text); },
           py::arg("reason"), py::arg("text") = "", NoGil(), "The path written, or '' without a folder.")
       .def(
+          "raises", [](const RecordHandle& r, const std::string& exception) { r->raise(exception); }, py::arg("exception"), NoGil(),
+          "An exception that nobody catches ends this rank: it is written, and the ranks that wait for this one hear of it.")
+      .def(
           "end", [](const RecordHandle& r) { r->end(); }, NoGil())
       .def(
           "set_directory", [](const RecordHandle& r, const std::string& directory) { r->set_directory(directory); }, py::arg("directory"),

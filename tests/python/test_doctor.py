@@ -397,6 +397,24 @@ def test_a_time_out_leaves_the_records_of_all_ranks(tmp_path, memory):
     assert "in stalls: time.sleep(5)" in text and "first failure (time-out): rank 0" in text, text
 
 
+def raises(rank, world):
+    engine = make_engine()
+    train(engine, 2)
+    if rank == 1:
+        raise RuntimeError("my data is broken")
+    train(engine)
+
+
+@MEMORY
+def test_the_others_hear_of_an_exception_that_nobody_catches_and_the_doctor_tells_it(tmp_path, memory):
+    outcomes = run_ranks(2, raises, expect_failure=True, limit=40, env={"UNSHARD_RUN_DIR": str(tmp_path), **memory}, fresh=True)
+    assert [o.code for o in outcomes] == [1, 1], [o.output[-2000:] for o in outcomes]
+    assert "rank 1 failed: RuntimeError: my data is broken" in outcomes[0].output, outcomes[0].output[-2000:]
+    code, text = doctor(tmp_path)
+    assert code == 1 and "first failure (exception): rank 1" in text and "RuntimeError: my data is broken" in text, text
+    assert "in raises: raise RuntimeError" in text, text
+
+
 def ends(rank, world):
     engine = make_engine(stage=3)
     for _ in range(20):

@@ -58,13 +58,15 @@ class RunRecord {
   /// This rank fails: remember `error`, write, and have the other ranks of the run write theirs. After a time-out it waits up to 1.5 s for
   /// them, because the end of this rank may be the end of all. The same error again changes nothing.
   void fail(std::string_view error);
+  /// An exception that nobody catches ends this rank: write, and let the ranks that wait for this one hear why it ends.
+  void raise(std::string_view exception);
   /// The run ends in good order: write, if options say so. Once.
   void end();
   void set_directory(const std::string& directory);
   std::string directory() const;
 
-  /// For communicators: `source` is called until remove(), on other threads.
-  std::uint64_t add(std::function<GroupRecord()> source);
+  /// For communicators: `source` is called until remove(), on other threads; `fail` by raise(), with why this rank ends.
+  std::uint64_t add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail = {});
   void remove(std::uint64_t id);
   /// Number of the next communicator that isn't a sub-group: all ranks make them in the same order.
   int next_root();
