@@ -3,6 +3,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -397,22 +398,34 @@ def test_a_time_out_leaves_the_records_of_all_ranks(tmp_path, memory):
     assert "in stalls: time.sleep(5)" in text and "first failure (time-out): rank 0" in text, text
 
 
-def raises(rank, world):
-    engine = make_engine()
-    train(engine, 2)
-    if rank == 1:
-        raise RuntimeError("my data is broken")
-    train(engine)
+RAISES = """
+import os, sys, test_doctor
+engine = test_doctor.make_engine()
+test_doctor.train(engine, 2)
+if os.environ["RANK"] == "1":
+    raise RuntimeError("my data is broken")
+test_doctor.train(engine)
+"""
 
 
 @MEMORY
 def test_the_others_hear_of_an_exception_that_nobody_catches_and_the_doctor_tells_it(tmp_path, memory):
-    outcomes = run_ranks(2, raises, expect_failure=True, limit=40, env={"UNSHARD_RUN_DIR": str(tmp_path), **memory}, fresh=True)
-    assert [o.code for o in outcomes] == [1, 1], [o.output[-2000:] for o in outcomes]
-    assert "rank 1 failed: RuntimeError: my data is broken" in outcomes[0].output, outcomes[0].output[-2000:]
-    code, text = doctor(tmp_path)
+    from ranks import free_port, rank_env
+    (tmp_path / "raises.py").write_text(RAISES)
+    port, run = free_port(), tmp_path / "run"
+    here = {"UNSHARD_RUN_DIR": str(run), "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])}
+    ranks = [subprocess.Popen([sys.executable, str(tmp_path / "raises.py")], env=rank_env(rank, 2, port, {**here, **memory}),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert re.search(r"rank 1( \(pid \d+\))? failed: RuntimeError: my data is broken", said[0]), said[0][-2000:]
+    code, text = doctor(run)
     assert code == 1 and "first failure (exception): rank 1" in text and "RuntimeError: my data is broken" in text, text
-    assert "in raises: raise RuntimeError" in text, text
+    assert 'raise RuntimeError("my data is broken")' in text, text
 
 
 def ends(rank, world):
