@@ -84,6 +84,8 @@ def add_up(rank, world, number):
     dist.init_process_group("gloo")
     total = torch.tensor([number * (rank + 1.0)])
     dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()                   # torch's threads may abort a process that ends without
     return [total.item(), int(os.environ["LOCAL_RANK"]), os.uname().nodename]
 
 
