@@ -97,7 +97,8 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       numbers_(parts.numbers.empty() ? all_ranks(parts.size) : std::move(parts.numbers)),
       loopback_(parts.loopback),
       timeline_(parts.timeline ? std::move(parts.timeline) : std::make_shared<Timeline>()),
-      step_(parts.step ? std::move(parts.step) : std::make_shared<std::atomic<std::int64_t>>(0)) {
+      step_(parts.step ? std::move(parts.step) : std::make_shared<std::atomic<std::int64_t>>(0)),
+      last_stall_report_(parts.last_stall_report ? std::move(parts.last_stall_report) : std::make_shared<std::atomic<std::int64_t>>(0)) {
   run_ranks_ = std::move(parts.run_ranks);
   for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
   name_ = std::move(parts.name);
@@ -117,7 +118,8 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
       hierarchical_ = std::make_unique<HierarchicalTransport>(local_, *c10d_, map_, rank_);
   }
   if (!host_) {
-    stall_ = std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count());
+    stall_ =
+        std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count(), last_stall_report_);
     if (local_) {
       local_->set_wait_hook([this](const Place& place, double waited_s) {
         const bool pair = place.op == "send" || place.op == "recv";  // with a rank of this host, of whose absence this host knows
@@ -446,6 +448,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::subgroup(const std::vector<int>&
     parts.loopback = loopback_;
     parts.timeline = timeline_;
     parts.step = step_;
+    parts.last_stall_report = last_stall_report_;
     parts.name = cat(name_, " / ", name, " ", children_);
     for (int member : ranks) parts.run_ranks.push_back(run_ranks_[static_cast<std::size_t>(member)]);
     if (store_) parts.store = substore("subgroup", name);

@@ -37,6 +37,7 @@ class CommunicatorImpl final : public Communicator {
     std::vector<int> run_ranks;                       ///< of a sub-group: its members, as ranks of the run
     std::shared_ptr<Timeline> timeline;               ///< null: one of its own
     std::shared_ptr<std::atomic<std::int64_t>> step;  ///< of the run; null: one of its own
+    std::shared_ptr<std::atomic<std::int64_t>> last_stall_report;  ///< see StallWatch; null: one of its own
   };
   /// Collective when local is set (it makes the staging memory).
   explicit CommunicatorImpl(Parts parts);
@@ -132,7 +133,7 @@ class CommunicatorImpl final : public Communicator {
   const std::shared_ptr<Timeline> timeline_;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;
-  const std::shared_ptr<std::atomic<std::int64_t>> step_;
+  const std::shared_ptr<std::atomic<std::int64_t>> step_, last_stall_report_;
   std::uint64_t children_ = 0;  ///< sub-groups and process groups made; keeps their store keys apart
   mutable std::mutex broken_mutex_;
   std::atomic<bool> is_broken_{false};

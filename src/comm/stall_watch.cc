@@ -117,8 +117,13 @@ void StallWatch::State::work(const std::shared_ptr<State>& state) {
   }
 }
 
-StallWatch::StallWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int size, double report_after_s, double timeout_s)
-    : rank_(rank), report_after_s_(report_after_s), timeout_s_(timeout_s), state_(std::make_shared<State>()) {
+StallWatch::StallWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int size, double report_after_s, double timeout_s,
+                       std::shared_ptr<std::atomic<std::int64_t>> last_report)
+    : rank_(rank),
+      report_after_s_(report_after_s),
+      timeout_s_(timeout_s),
+      last_report_(std::move(last_report)),
+      state_(std::make_shared<State>()) {
   state_->store = std::move(store);
   state_->rank = rank;
   state_->size = size;
@@ -191,9 +196,18 @@ void StallWatch::wait(std::int64_t index, const Doing& doing, double waited_s, i
   if (!other.empty()) throw CommError(cat("[comm.check_all_in] ", other));
   if (reported_ || report_after_s_ <= 0 || waited_s < report_after_s_) return;
   reported_ = true;
-  if (!lowest) return;
+  if (!lowest || !is_first_report()) return;
   log_warning(rank_,
               cat("[comm] no progress for ", report_after_s_, " s, still waiting (until ", timeout_s_, " s): ", describe_ranks(peer)));
+}
+
+bool StallWatch::is_first_report() const {
+  if (!last_report_) return true;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto now_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  auto last = last_report_->load();
+  if (last > 0 && static_cast<double>(now_ns - last) < report_after_s_ * 1e9) return false;
+  return last_report_->compare_exchange_strong(last, now_ns);
 }
 
 // Who fails at once may be ahead of others, which tell where they are after a second of waiting.

@@ -6,6 +6,7 @@
 // has not left it, and every rank must be in the same k: if two of them are there in different operations, neither can go on.
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,8 +33,10 @@ struct Doing {
 
 class StallWatch {
  public:
-  /// `report_after_s`: then the lowest waiting rank logs once who is where.
-  StallWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int size, double report_after_s, double timeout_s);
+  /// `report_after_s`: then the lowest waiting rank logs once who is where, unless a watch that shares `last_report` (steady ns) has just
+  /// done so: one stall is seen in several groups.
+  StallWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int size, double report_after_s, double timeout_s,
+             std::shared_ptr<std::atomic<std::int64_t>> last_report = {});
   ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
@@ -65,7 +68,9 @@ class StallWatch {
   std::string other_call(bool sizes) const;
   const int rank_;
   const double report_after_s_, timeout_s_;
+  bool is_first_report() const;
   bool reported_ = false;
+  const std::shared_ptr<std::atomic<std::int64_t>> last_report_;
   std::shared_ptr<State> state_;  ///< shared with a thread, which may be stuck in a store whose server has stopped
 };
 

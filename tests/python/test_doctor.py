@@ -342,7 +342,9 @@ def test_a_running_job_warns_once_and_when_asked_names_the_sleeper_and_its_line(
     asking.join()
     assert [o.code for o in outcomes] == [0, 0], [o.output[-2000:] for o in outcomes]
     warnings = [line for line in outcomes[0].output.splitlines() if "still waiting" in line and "step 2" in line]
-    assert len(warnings) == 1 and "rank 1" in warnings[0] and "engine.step" in warnings[0], outcomes[0].output[-2000:]
+    # Without shared memory gradients travel on a thread of their own, which may be the first to have waited for long.
+    places = ("engine.step", "1.bias") if memory else ("engine.step",)
+    assert len(warnings) == 1 and "rank 1" in warnings[0] and any(p in warnings[0] for p in places), outcomes[0].output[-2000:]
     assert "still waiting" not in outcomes[1].output
     text = said["text"]
     assert said["code"] == 1, text
