@@ -35,7 +35,7 @@ void copy_text(char (&to)[kSize], std::string_view from) {
     while (!from.empty() && (static_cast<unsigned char>(from.front()) & 0xC0U) == 0x80U) from.remove_prefix(1);
     std::memcpy(to, kCut.data(), used = kCut.size());
   }
-  std::memcpy(to + used, from.data(), from.size());
+  from.copy(to + used, from.size());
   to[used + from.size()] = '\0';
 }
 
