@@ -281,7 +281,8 @@ TEST_F(Recorded, ATextThatIsTooLongKeepsItsEnd) {
   timeline.open(options());
   std::string name = "\xC3\xA4";
   for (int i = 0; i < 60; ++i) name += "\xC3\xA4";  // two bytes a letter
-  { const TimelineSpan span(timeline, Lane::gather, "wait", name + ".weight"); }
+  name += ".weight";
+  { const TimelineSpan span(timeline, Lane::gather, "wait", name); }
   timeline.close();
   const std::string shown = spans().front()["args"]["of"];  // parsed, so it is UTF-8
   EXPECT_TRUE(shown.starts_with("..\xC3\xA4")) << shown;
