@@ -1,8 +1,8 @@
 // A fetch that is under way while the value changes: what it brought is never read afterwards.
-#include <condition_variable>
 #include <mutex>
 #include <thread>
 
+#include "zero/service_testing.h"
 #include "zero/state.h"
 #include "zero/store_testing.h"
 
@@ -14,16 +14,10 @@ using testing::on_hosts;
 using testing::World;
 
 /// A store's shard service whose next fetch, once told so, has its bytes and doesn't return.
-class HeldService final : public ShardService {
+class HeldService final : public testing::WrappedService {
  public:
-  static HeldService& put_into(ParameterStore& store) {
-    auto& service = state_of(store).service;
-    auto held = std::make_unique<HeldService>(std::move(service));
-    auto& reference = *held;
-    service = std::move(held);
-    return reference;
-  }
-  explicit HeldService(std::unique_ptr<ShardService> inner) : inner_(std::move(inner)) {}
+  using WrappedService::WrappedService;
+  static HeldService& put_into(ParameterStore& store) { return WrappedService::put_into<HeldService>(store); }
 
   void hold_next() {
     const std::lock_guard lock(mutex_);
@@ -33,28 +27,17 @@ class HeldService final : public ShardService {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return held_; });
   }
-  void let_go() {
-    const std::lock_guard lock(mutex_);
-    held_ = false;
-    changed_.notify_all();
-  }
 
   void fetch(const std::vector<Request>& requests) override {
     inner_->fetch(requests);
     std::unique_lock lock(mutex_);
     if (!std::exchange(holding_, false)) return;
     held_ = true;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return !held_; });
+    hold(lock);
   }
-  std::int64_t bytes_received() const override { return inner_->bytes_received(); }
-  std::int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
-  std::unique_ptr<ShardService> inner_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool holding_ = false, held_ = false;
+  bool holding_ = false;
 };
 
 class FetchUnderWay : public testing::EveryWorld {

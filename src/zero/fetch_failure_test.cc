@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <barrier>
 #include <climits>
-#include <condition_variable>
 #include <mutex>
 #include <thread>
 
 #include "unshard/core/error.h"
+#include "zero/service_testing.h"
 #include "zero/state.h"
 #include "zero/store_testing.h"
 
@@ -22,16 +22,10 @@ using testing::World;
 constexpr const char* kSilent = "rank 7 gives no sign of life";
 
 /// A store's shard service whose fetches of parameters from `first` on, once told so, hang until let_go() and then fail.
-class DeadService final : public ShardService {
+class DeadService final : public testing::WrappedService {
  public:
-  static DeadService& put_into(ParameterStore& store) {
-    auto& service = state_of(store).service;
-    auto dead = std::make_unique<DeadService>(std::move(service));
-    auto& reference = *dead;
-    service = std::move(dead);
-    return reference;
-  }
-  explicit DeadService(std::unique_ptr<ShardService> inner) : inner_(std::move(inner)) {}
+  explicit DeadService(std::unique_ptr<ShardService> inner) : WrappedService(std::move(inner)) { held_ = true; }
+  static DeadService& put_into(ParameterStore& store) { return WrappedService::put_into<DeadService>(store); }
 
   void die(int first = 0) {
     const std::lock_guard lock(mutex_);
@@ -40,11 +34,6 @@ class DeadService final : public ShardService {
   void wait_until_asked() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return asked_ > 0; });
-  }
-  void let_go() {
-    const std::lock_guard lock(mutex_);
-    held_ = false;
-    changed_.notify_all();
   }
   int asked() {
     const std::lock_guard lock(mutex_);
@@ -56,21 +45,14 @@ class DeadService final : public ShardService {
       std::unique_lock lock(mutex_);
       if (std::any_of(requests.begin(), requests.end(), [this](const Request& one) { return one.id >= dead_from_; })) {
         ++asked_;
-        changed_.notify_all();
-        changed_.wait(lock, [this] { return !held_; });
+        hold(lock);
         throw CommError(kSilent);
       }
     }
     inner_->fetch(requests);
   }
-  std::int64_t bytes_received() const override { return inner_->bytes_received(); }
-  std::int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
-  std::unique_ptr<ShardService> inner_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool held_ = true;
   int dead_from_ = INT_MAX, asked_ = 0;
 };
 
