@@ -122,7 +122,8 @@ def safe_set_local_optimizer_state(param, value, optim_state_key):
 def residency_stats(engine):
     """Counters of what was touched, gathered and held: touches, gathers, prefetched, live_bytes, peak_live_bytes, pinned,
     exposed_wait_ms (waited for bytes of other ranks), link_bytes (received outside shared memory); with several hosts also outside_plan
-    (touches that the agreed plan didn't foresee), host_live_bytes and host_peak_live_bytes (memory for other hosts' pieces, per host)."""
+    (touches that the agreed plan didn't foresee), let_go_early (parameters let go before a slower rank of the host had used them, which may
+    fetch them again), host_live_bytes and host_peak_live_bytes (memory for other hosts' pieces, per host)."""
     return engine._store.stats()
 
 

@@ -29,6 +29,7 @@ py::dict stats_dict(const ParameterStore& store) {
   result["exposed_wait_ms"] = stats.exposed_wait_ms;
   result["link_bytes"] = stats.link_bytes;
   result["outside_plan"] = stats.outside_plan;
+  result["let_go_early"] = stats.let_go_early;
   result["host_live_bytes"] = stats.host_live_bytes;
   result["host_peak_live_bytes"] = stats.host_peak_live_bytes;
   return result;

@@ -228,27 +228,35 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
   if (take()) return true;
   const auto positions = follower().positions();
   const auto slowest = *std::min_element(positions.begin(), positions.end());
-  std::vector<std::pair<std::int64_t, Entry*>> candidates;
+  struct Candidate {
+    std::int64_t distance;
+    Entry* entry;
+    bool early;
+  };
+  std::vector<Candidate> candidates;
   for (const auto& entry : entries) {
     const int id = entry->info.id;
     if (entry->elsewhere_numel == 0 || host_copy->users(id) > 0) continue;
     const auto presence = host_copy->presence(id, entry->epoch.load());
     if (presence == Presence::stale) {
-      candidates.emplace_back(INT64_MAX, entry.get());  // its bytes are of no use
+      candidates.push_back({INT64_MAX, entry.get(), false});  // its bytes are of no use
     } else if (presence == Presence::present) {
       const auto distance = distance_on_host(*this, positions, id);
       if (distance <= beyond) continue;
       const auto last_use = trace().last_use_before(trace().position(), id);
-      if (spared && last_use != SIZE_MAX && last_use >= slowest) {  // a slower rank has that use before it
+      const bool early = last_use != SIZE_MAX && last_use >= slowest;  // a slower rank has that use before it
+      if (early && spared) {
         *spared = true;
         continue;
       }
-      candidates.emplace_back(distance, entry.get());
+      candidates.push_back({distance, entry.get(), early});
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (auto& [distance, entry] : candidates) {
-    if (let_memory_go(*entry) && take()) return true;
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.distance > b.distance; });
+  for (const auto& candidate : candidates) {
+    if (!let_memory_go(*candidate.entry)) continue;
+    if (candidate.early && follower().agreed()) ++let_go_early;
+    if (take()) return true;
   }
   return false;
 }

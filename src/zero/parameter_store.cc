@@ -134,6 +134,7 @@ ResidencyStats StoreState::stats() const {
   stats.exposed_wait_ms = static_cast<double>(wait_ns.load()) * 1e-6;
   stats.link_bytes = service ? service->bytes_received() : 0;
   stats.outside_plan = outside_plan.load();
+  stats.let_go_early = let_go_early;
   if (host_copy) {
     stats.host_live_bytes = host_copy->live_bytes();
     stats.host_peak_live_bytes = host_copy->peak_bytes();

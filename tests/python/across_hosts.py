@@ -79,14 +79,16 @@ def begin(rank, world, stage, dtype, zero):
     return sum(p.numel() for p in model.parameters())
 
 
-def more(rank, world, steps):
-    """More steps."""
+def more(rank, world, steps, pause=0.0):
+    """More steps; in each, the last rank pauses before the third layer."""
     engine, model = _kept["engine"], _kept["model"]
     x = torch.ones(2, model[0].in_features, dtype=model[0].weight.dtype)
+    late = model[2].register_forward_pre_hook(lambda *_: time.sleep(pause if rank == world - 1 else 0))
     dist.barrier()
     for _ in range(steps):
         engine.backward(engine(x).float().square().mean())
         engine.step()
+    late.remove()
 
 
 def forget(rank, world):
@@ -94,14 +96,16 @@ def forget(rank, world):
     import unshard
     unshard.reset_comm_counts(_kept["engine"])
     _kept["engine"]._store.reset_peak()
-    _kept["fetched"] = unshard.residency_stats(_kept["engine"])["link_bytes"]
+    _kept["before"] = unshard.residency_stats(_kept["engine"])
 
 
 def counted(rank, world):
     """What the engine counted since forget()."""
     import unshard
     residency = unshard.residency_stats(_kept["engine"])
-    return {"counts": unshard.comm_counts(_kept["engine"]), "fetched": residency["link_bytes"] - _kept["fetched"], "residency": residency}
+    since = {key: residency[key] - _kept["before"][key] for key in ("link_bytes", "let_go_early")}
+    return {"counts": unshard.comm_counts(_kept["engine"]), "fetched": since["link_bytes"], "early": since["let_go_early"],
+            "residency": residency}
 
 
 def finish(rank, world):

@@ -48,6 +48,7 @@ struct ResidencyStats {
   double exposed_wait_ms = 0;        ///< touches and pins waited so long, together, for bytes of other ranks
   std::int64_t link_bytes = 0;       ///< received from other ranks by this one, outside shared memory
   std::int64_t outside_plan = 0;     ///< touches that the plan agreed by all ranks didn't foresee (several hosts)
+  std::int64_t let_go_early = 0;     ///< let go before a slower rank of the host had used it, which may fetch it again (several hosts)
   std::int64_t host_live_bytes = 0;  ///< several hosts: memory of this host set aside for other hosts' pieces, now and at most
   std::int64_t host_peak_live_bytes = 0;
 };
