@@ -182,7 +182,7 @@ struct StoreState {
   bool ahead_on = false, no_room = false;  ///< hosted: fetching ahead is allowed; it waits for something to be let go
   /// Hosted: others' progress when waiting for it was in vain. Nothing is spared for slower ranks until it changes.
   std::uint64_t impatient_at = 0;
-  std::int64_t let_go_early = 0;  ///< hosted: parameters let go although a slower rank had that use before it
+  std::int64_t let_go_early = 0;              ///< hosted: parameters let go although a slower rank had that use before it
   std::chrono::nanoseconds longest_pause{0};  ///< between touches of this turn and the last
   std::chrono::nanoseconds longest_now{0};
   std::chrono::steady_clock::time_point touched_at;
