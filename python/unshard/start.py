@@ -83,7 +83,7 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.
     core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
                         optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
-                        name=name)
+                        name=name, alike=_brought_from_here(config, inner))
     engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
                     client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = number
@@ -93,6 +93,13 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     if face is not None:
         face.bind({p: engine._ids[name] for p, name in engine._names.items()})
     return engine
+
+
+def _brought_from_here(config, inner):
+    """What the core isn't told of optimizer and schedule, but must be alike on all ranks."""
+    rows = [f"{key} = {value}" for key, value, _ in config.table() if key.startswith(("optimizer.", "scheduler."))]
+    kind = "none" if inner is None else type(inner).__qualname__
+    return [*rows, f"class of the optimizer = {kind}"]
 
 
 def _cast_buffers(model, config):

@@ -1,6 +1,7 @@
 """Models built already partitioned, and whole values for code that needs them."""
 import contextlib
 import json
+import operator
 import threading
 import weakref
 
@@ -171,7 +172,7 @@ class GatheredParameters:
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         self._by_store = {}
-        self._modifier = modifier_rank
+        self._modifier = None if modifier_rank is None else operator.index(modifier_rank)
         if not enabled:
             return
         for parameter in _tensors(params):
@@ -179,6 +180,10 @@ class GatheredParameters:
             if owner is not None:
                 partitioned = owner.store.info(owner.id)["partitioned"]
                 self._by_store.setdefault(owner.store, {})[owner.id] = (parameter, partitioned)
+        for store in self._by_store:
+            if self._modifier is not None and not 0 <= self._modifier < store.world_size:
+                raise ValueError(f"[GatheredParameters] modifier_rank is {modifier_rank}; the parameters' ranks are 0 to "
+                                 f"{store.world_size - 1}")
 
     def __enter__(self):
         for store, entries in self._by_store.items():

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "flat.h"
 #include "unshard/comm/communicator.h"
@@ -29,6 +31,23 @@ std::vector<std::string> split(const std::string& text) {
     begin = end + 1;
   }
   return lines;
+}
+
+std::string_view key_of(std::string_view line) { return line.substr(0, line.find(" = ")); }
+
+// The first line in which `mine` and `theirs` differ, as both have it; a setting that one of them lacks is named.
+std::optional<std::pair<std::string, std::string>> first_difference(const std::vector<std::string>& mine,
+                                                                    const std::vector<std::string>& theirs) {
+  const auto [at, other] = std::mismatch(mine.begin(), mine.end(), theirs.begin(), theirs.end());
+  const auto has = [](const auto& lines, std::string_view key) {
+    return std::any_of(lines.begin(), lines.end(), [&](const auto& line) { return key_of(line) == key; });
+  };
+  const std::string a = at == mine.end() ? "" : *at, b = other == theirs.end() ? "" : *other;
+  if (a == b) return std::nullopt;
+  if (key_of(a) == key_of(b)) return std::pair{a, b};
+  if (!a.empty() && !has(theirs, key_of(a))) return std::pair{a, cat("no ", key_of(a))};
+  if (!b.empty() && !has(mine, key_of(b))) return std::pair{cat("no ", key_of(b)), b};
+  return std::pair{a.empty() ? "nothing" : a, b.empty() ? "nothing" : b};
 }
 
 struct Header {
@@ -81,7 +100,7 @@ void agree_no_error(Communicator& comm, const std::string& error, std::string_vi
   throw CommError(agreed);
 }
 
-void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines, std::string_view where) {
+void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines, std::string_view where, std::string_view advice) {
   const std::uint64_t hash = fnv1a(lines);
   const auto all = exchange_bytes(comm, &hash, sizeof(hash), where);
   const int world = comm.world_size();
@@ -93,13 +112,8 @@ void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines,
   const auto texts = comm.all_gather_strings(text);
   const auto first = split(texts[0]);
   for (int r = 1; r < world; ++r) {
-    const auto other = split(texts[r]);
-    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      const std::string a = i < first.size() ? first[i] : "nothing", b = i < other.size() ? other[i] : "nothing";
-      if (a != b)
-        throw CommError(
-            cat("[", where, "] ranks differ: rank 0 has ", a, ", rank ", r, " has ", b, "; all ranks must build the same model"));
-    }
+    if (const auto differ = first_difference(first, split(texts[r])))
+      throw CommError(cat("[", where, "] ranks differ: rank 0 has ", differ->first, ", rank ", r, " has ", differ->second, "; ", advice));
   }
 }
 

@@ -21,9 +21,9 @@ std::string agree_on_error(Communicator& comm, const std::string& error, std::st
 /// \throws std::invalid_argument with its own error on the ranks that have one, CommError naming rank and error on the others.
 void agree_no_error(Communicator& comm, const std::string& error, std::string_view where);
 
-/// Collective: lines that describe what must be alike (a model's parameters).
-/// \throws CommError naming the first line that differs and the ranks.
-void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines, std::string_view where);
+/// Collective: lines that describe what must be alike (a model's parameters, settings: "key = value").
+/// \throws CommError naming the first line that differs and the ranks; `advice` ends it.
+void agree_same_lines(Communicator& comm, const std::vector<std::string>& lines, std::string_view where, std::string_view advice);
 
 /// What a rank knows of its own gradient slices at the boundary.
 struct GradientFacts {

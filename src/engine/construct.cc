@@ -4,6 +4,7 @@
 
 #include "engine_state.h"
 #include "reducer.h"
+#include "settings.h"
 #include "unshard/core/error.h"
 #include "unshard/core/log.h"
 
@@ -25,21 +26,6 @@ LossScalerOptions scaler_options(const Fp16Config& fp16) {
           fp16.hysteresis, fp16.consecutive_hysteresis, fp16.min_loss_scale};
 }
 
-std::string settings_line(const Config& config) {
-  return cat("settings: stage ", config.zero.stage, ", accumulation ", config.batch.accumulation_steps, ", bucket ",
-             config.zero.reduce_bucket_numel, ", persistence ", config.zero.param_persistence_threshold, ", clipping ",
-             config.gradient_clipping, ", overlap ", config.zero.overlap_comm, ", timeline ",
-             config.unshard.timeline.empty() ? "off" : "on", ", fp16 ", config.fp16.enabled, ", bf16 ", config.bf16.enabled, ", mean ",
-             config.allreduce_mean, ", optimizer ", config.optimizer.type, " ", config.optimizer.params_json, ", scheduler ",
-             config.scheduler.type, " ", config.scheduler.params_json);
-}
-
-std::string group_line(const ParamGroup& group, std::size_t number) {
-  const auto& o = group.options;
-  return cat("optimizer: group ", number, " of ", group.names.size(), " parameters, lr ", o.lr, ", betas ", o.beta1, " ", o.beta2, ", eps ",
-             o.eps, ", weight decay ", o.weight_decay, ", momentum ", o.momentum);
-}
-
 }  // namespace
 
 Engine::State::State(const NamedParameters& parameters, const Config& given, std::shared_ptr<Communicator> communicator,
@@ -47,7 +33,7 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
     : config(given), comm(std::move(communicator)), options(std::move(given_options)) {
   require(comm != nullptr, "[engine] a communicator is needed; see unshard::init_process_group()");
   accumulation_steps = config.batch.accumulation_steps;
-  std::string error = model.prepare(parameters, options.groups, config.compute_dtype(), options.store.get());
+  std::string error = model.prepare(parameters, options.groups, config.compute_dtype(), config.zero.stage, options.store.get());
   if (error.empty() && options.store && &options.store->comm() != comm.get() && options.store->comm().world_size() != comm->world_size()) {
     error = "[engine] zero.Init used another group of ranks than the engine; give both the same";
   }
@@ -60,10 +46,9 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
   agree_no_error(*comm, error, "engine");
   const auto hidden = options.hidden_size > 0 ? options.hidden_size : model.hidden_size();
   config.resolve_auto(hidden, model.largest_numel(), model.numel());
-  auto lines = model.describe();
-  lines.push_back(settings_line(config));
-  for (std::size_t number = 0; number < options.groups.size(); ++number) lines.push_back(group_line(options.groups[number], number));
-  agree_same_lines(*comm, lines, "engine: comparing models");
+  agree_same_lines(*comm, model.describe(), "engine: comparing models", "all ranks must build the same model");
+  agree_same_lines(*comm, settings_lines(config, options), "engine: comparing settings",
+                   "give all ranks the same JSON, optimizer and schedule");
 
   store = options.store ? options.store : ParameterStore::create(comm, store_options(config));
   store->set_options(store_options(config));

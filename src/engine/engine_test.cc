@@ -111,6 +111,47 @@ TEST(Protocol, DifferentModelsAreNamedOnAllRanks) {
   }
 }
 
+TEST(Protocol, DifferentSettingsAreNamedOnAllRanks) {
+  const std::vector<std::tuple<const char*, const char*, const char*>> cases{
+      {R"("communication_data_type": "fp32")", R"("communication_data_type": "bf16")", "has communication_data_type = fp32, rank 1 has"},
+      {R"("gradient_clipping": 1.0)", R"("gradient_clipping": 0.5)", "has gradient_clipping = 1.0, rank 1 has gradient_clipping = 0.5"},
+      {R"("fp16": {"enabled": true})", R"("fp16": {"enabled": true, "initial_scale_power": 8})", "has fp16.initial_scale_power = 16"},
+      {R"("optimizer": {"type": "SGD", "params": {"lr": 0.1}})", R"("optimizer": {"type": "SGD", "params": {"lr": 0.1, "nesterov": true}})",
+       "optimizer.params.nesterov"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}})",
+       R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}})", "scheduler.params.warmup_num_steps = 2, rank 1 has"},
+      {R"("zero_optimization": {"allgather_bucket_size": 100})", R"("zero_optimization": {"allgather_bucket_size": 200})",
+       "zero_optimization.allgather_bucket_size = 100, rank 1 has"}};
+  run_ranks(2, [&](int rank, Communicator& comm) {
+    for (const auto& [first, second, said] : cases) {
+      const NamedParameters parameters{{"a", at::ones({3}).set_requires_grad(true)}};
+      const auto config =
+          Config::from_json(cat(R"({"train_micro_batch_size_per_gpu": 1, )", rank == 0 ? first : second, "}"), {.world_size = 2});
+      expect_error([&] { Engine engine(parameters, config, share(comm)); }, said);
+    }
+  });
+}
+
+TEST(Start, ParametersThatShareMemoryAreRefusedWhereTheyWouldComeApart) {
+  const auto start = [](const NamedParameters& parameters, int stage, bool bf16) {
+    RunOptions run;
+    run.stage = stage;
+    if (bf16) run.extra = R"(, "bf16": {"enabled": true})";
+    run_ranks(1, [&](int, Communicator& comm) { Engine(parameters, config_of(run, 1), share(comm)).destroy(); });
+  };
+  const auto whole = filled({4, 3}, 1);
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto memory = whole.clone();
+    const auto part = [&](std::int64_t first, std::int64_t count) { return memory.narrow(0, first, count).detach(); };
+    const auto trained = [&](std::int64_t first, std::int64_t count) { return part(first, count).set_requires_grad(true); };
+    expect_error([&] { start({{"a", trained(0, 4)}, {"b", trained(1, 2)}}, stage, false); }, "'a' and 'b' share memory");
+    start({{"a", trained(0, 2)}, {"b", trained(2, 2)}}, std::min(stage, 2), false);  // side by side
+    if (stage < 3) start({{"a", part(0, 4)}, {"b", part(1, 2)}, {"c", filled({2}, 1).set_requires_grad(true)}}, stage, false);  // frozen
+    if (stage < 3) start({{"a", trained(0, 4)}, {"b", trained(0, 4)}}, stage, false);  // the same elements, where they are
+    expect_error([&] { start({{"a", trained(0, 4)}, {"b", trained(0, 4)}}, stage, true); }, "register one nn.Parameter under both");
+  }
+}
+
 TEST(Protocol, RankZeroStartsEveryone) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](int rank, Communicator& comm) {

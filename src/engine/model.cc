@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "flat.h"
 #include "unshard/comm/communicator.h"
@@ -34,14 +35,45 @@ std::string check_tensor(const std::string& name, const at::Tensor& tensor) {
   if (tensor.is_meta())
     return cat("[engine] parameter '", name, "' is on the meta device; give it values first, or build the model inside zero.Init");
   if (!tensor.is_non_overlapping_and_dense())
-    return cat("[engine] parameter '", name, "' has overlapping or sparse strides ", tensor.strides());
+    return cat("[engine] parameter '", name, "' has overlapping or sparse strides ", tensor.strides(),
+               "; give it memory of its own: parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)");
+  return {};
+}
+
+// Bytes of its storage that a dense tensor covers.
+std::pair<std::int64_t, std::int64_t> range_in_storage(const at::Tensor& tensor) {
+  const auto begin = tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
+  return {begin, begin + static_cast<std::int64_t>(tensor.nbytes())};
+}
+
+// Each parameter gets a place of its own (a master, a shard, a piece of the update): two that lie in the same memory would come apart.
+// Frozen ones don't change; and two names for the very same elements stay together as long as they stay where they are.
+std::string check_memory(const std::vector<ModelParameter>& parameters, int stage) {
+  std::unordered_map<const c10::StorageImpl*, std::vector<const ModelParameter*>> of_storage;
+  for (const auto& parameter : parameters) {
+    auto& others = of_storage[parameter.tensor.storage().unsafeGetStorageImpl()];
+    for (const auto* other : others) {
+      const auto [a, a_end] = range_in_storage(other->tensor);
+      const auto [b, b_end] = range_in_storage(parameter.tensor);
+      if (a >= b_end || b >= a_end) continue;
+      const bool same = a == b && a_end == b_end && other->geometry.sizes == parameter.geometry.sizes &&
+                        other->geometry.strides == parameter.geometry.strides;
+      const bool stays = stage < 3 && parameter.dtype == parameter.original_dtype && other->dtype == other->original_dtype;
+      if (stage < 3 && !other->active && !parameter.active) continue;
+      if (same && stays) continue;
+      return cat("[engine] parameters '", other->name, "' and '", parameter.name, "' share memory but are two parameters; ",
+                 same ? "register one nn.Parameter under both names (b.weight = a.weight)"
+                      : "give each its own (parameter.data = parameter.data.clone()), or make one of them a view taken in forward");
+    }
+    others.push_back(&parameter);
+  }
   return {};
 }
 
 }  // namespace
 
 std::string Model::prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups,
-                           std::optional<c10::ScalarType> compute_dtype, const ParameterStore* store) {
+                           std::optional<c10::ScalarType> compute_dtype, int stage, const ParameterStore* store) {
   std::map<std::string, int> group_of;
   if (auto error = check_group_names(groups, group_of); !error.empty()) return error;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;
@@ -81,7 +113,7 @@ std::string Model::prepare(const NamedParameters& parameters, const std::vector<
   if (!group_of.empty())
     return cat("[engine] the parameter groups name '", group_of.begin()->first, "', which is not a parameter of the model");
   if (parameters_.empty()) return "[engine] the model has no parameters";
-  return {};
+  return check_memory(parameters_, stage);
 }
 
 std::vector<std::string> Model::describe() const {

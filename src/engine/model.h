@@ -35,7 +35,7 @@ class Model {
   /// Which group a name is in, with what: explicit groups, or one group of all floating-point parameters.
   /// \return an error text, empty if all is well (agreed on between ranks by the caller).
   std::string prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups,
-                      std::optional<c10::ScalarType> compute_dtype, const ParameterStore* store);
+                      std::optional<c10::ScalarType> compute_dtype, int stage, const ParameterStore* store);
   /// Lines that must be alike on all ranks.
   std::vector<std::string> describe() const;
   /// Collective: rank 0's values win, values are cast to the compute dtype, masters start from the cast values, the store

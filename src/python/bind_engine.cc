@@ -11,7 +11,8 @@ using GroupTuple = std::pair<std::vector<std::string>, GroupOptions>;
 
 EngineHandle make_engine(const NamedParameters& parameters, const Config& config, const CommHandle& comm,
                          const std::optional<std::vector<GroupTuple>>& groups, const OptimizerHandle* optimizer, const StoreHandle* store,
-                         const py::object& source, std::int64_t hidden_size, const std::string& name) {
+                         const py::object& source, std::int64_t hidden_size, const std::string& name,
+                         const std::vector<std::string>& alike) {
   EngineOptions options;
   if (groups) {
     for (const auto& [names, hyper] : *groups) options.groups.push_back({names, hyper});
@@ -26,6 +27,7 @@ EngineHandle make_engine(const NamedParameters& parameters, const Config& config
   }
   options.hidden_size = hidden_size;
   options.name = name;
+  options.alike = alike;
   auto shared_comm = comm.pointer;
   py::gil_scoped_release nogil;
   return EngineHandle(std::make_shared<Engine>(parameters, config, std::move(shared_comm), std::move(options)));
@@ -149,7 +151,7 @@ void bind_engine(py::module_& module) {
   py::class_<EngineHandle> cls(module, "Engine", "The training engine; unshard.Engine is its Python face.");
   cls.def(py::init(&make_engine), py::arg("parameters"), py::arg("config"), py::arg("comm"), py::arg("groups") = py::none(),
           py::arg("optimizer") = py::none(), py::arg("store") = py::none(), py::arg("source") = py::none(), py::arg("hidden_size") = 0,
-          py::arg("name") = "")
+          py::arg("name") = "", py::arg("alike") = std::vector<std::string>{})
       .def_property_readonly("config", [](const EngineHandle& e) { return Config(e->config()); })
       .def_property_readonly("store", [](const EngineHandle& e) { return StoreHandle(e->shared_store()); })
       .def(

@@ -150,6 +150,10 @@ def gathered(rank, world, stage):
     with unshard.zero.GatheredParameters([stranger, torch.ones(2), *model.buffers()], modifier_rank=0):
         stranger.data.fill_(rank)
     assert (stranger == rank).all()                            # nobody's: left alone
+    for wrong, error in ((world, ValueError), (-1, ValueError), (1.5, TypeError)):
+        with pytest.raises(error):
+            unshard.zero.GatheredParameters(first, modifier_rank=wrong)
+    assert (unshard.safe_get_full_fp32_param(first.detach()) == 2).all()      # a new object over its storage
     with unshard.zero.GatheredParameters([], modifier_rank=0), unshard.zero.GatheredParameters(p for p in params):
         pass
     assert (unshard.safe_get_full_fp32_param(first) == 2).all()
@@ -328,16 +332,21 @@ def unlike(rank, world, what):
     config = dense.config(3)
     if what == "requires_grad":
         model[0].weight.requires_grad_(rank == 0)
+    elif what == "optimizer":
+        config["optimizer"] = {"type": "SGD" if rank else "AdamW", "params": {"lr": 0.1}}
+    elif what == "schedule":
+        config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 2 + rank}}
     else:
         config["optimizer"]["params"]["lr"] = 0.1 * (rank + 1)
     unshard.initialize(model=model, model_parameters=list(model.parameters()), config=config)
 
 
-@pytest.mark.parametrize("what", ["requires_grad", "lr"])
+@pytest.mark.parametrize("what", ["requires_grad", "lr", "optimizer", "schedule"])
 def test_ranks_that_differ_are_named_at_the_start(what):
     for outcome in run_ranks(2, unlike, what, expect_failure=True, limit=40):
         assert outcome.code == 1 and "differ" in outcome.output, outcome.output[-1500:]
-        assert {"requires_grad": "'0.weight'", "lr": "optimizer"}[what] in outcome.output, outcome.output[-1500:]
+        assert {"requires_grad": "'0.weight'", "lr": "optimizer.params.lr = 0.1", "optimizer": "optimizer.type = AdamW",
+                "schedule": "warmup_num_steps = 2"}[what] in outcome.output, outcome.output[-1500:]
 
 
 def after_the_end(rank, world):

@@ -47,6 +47,8 @@ struct EngineOptions {
   std::shared_ptr<ParameterStore> store;
   /// Called at agreed points to find parameters the module has now (new Parameter objects); null: not checked.
   std::function<NamedParameters()> source;
+  /// "key = value": what else all ranks must have alike (the caller's own optimizer and schedule); compared at start with the settings.
+  std::vector<std::string> alike;
   std::int64_t hidden_size = 0;  ///< for "auto" values; 0: estimated
   /// Tells several engines of a process apart, in the names of files (timeline): letters, digits, _ and -; equal on all ranks.
   std::string name;
