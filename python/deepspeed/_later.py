@@ -8,7 +8,7 @@ import sys
 
 # {package: submodules}
 MODULES = {
-    "deepspeed": "autotuning checkpoint compat compile compression constants datastates elasticity env_report inference io linear "
+    "deepspeed": "autotuning compat compile compression constants datastates elasticity env_report inference io linear "
                  "model_implementations module_inject moe monitor nebula nvme pipe profiling sequence",
     "deepspeed.accelerator": "abstract_accelerator cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator "
                              "real_accelerator xpu_accelerator",

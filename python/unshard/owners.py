@@ -85,4 +85,4 @@ def find(tensor):
     if found is None:
         return None
     store, id = found
-    return Owner(store, id, next((e for e in _engines if e.store == store), None))
+    return Owner(store, id, next((e for e in _engines if e._store == store), None))

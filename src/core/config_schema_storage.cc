@@ -6,15 +6,19 @@ namespace unshard::config {
 std::vector<Section> storage_sections() {
   using enum Kind;
   using enum State;
-  Section activation = {"activation_checkpointing",
-                        {
-                            {.name = "partition_activations", .initial = "false", .state = not_built},
-                            {.name = "cpu_checkpointing", .initial = "false", .state = not_built},
-                            {.name = "contiguous_memory_optimization", .initial = "false", .state = not_built},
-                            {.name = "number_checkpoints", .kind = integer, .state = accepted, .range = kCount},
-                            {.name = "synchronize_checkpoint_boundary", .initial = "false", .state = accepted},
-                            {.name = "profile", .initial = "false", .state = not_built},
-                        }};
+  Section activation = {
+      "activation_checkpointing",
+      {
+          {.name = "partition_activations",
+           .initial = "false",
+           .state = accepted,
+           .note = "over model-parallel ranks, of which there is one"},
+          {.name = "cpu_checkpointing", .initial = "false", .note = "deepspeed.checkpointing keeps inputs in host memory"},
+          {.name = "contiguous_memory_optimization", .initial = "false", .state = accepted},
+          {.name = "number_checkpoints", .kind = integer, .state = accepted, .range = kCount},
+          {.name = "synchronize_checkpoint_boundary", .initial = "false", .state = accepted},
+          {.name = "profile", .initial = "false", .note = "a line a checkpointed call, with its times"},
+      }};
   Section aio = {"aio",
                  {
                      {.name = "block_size", .kind = integer, .initial = "1048576", .state = accepted, .range = kCount},
