@@ -85,8 +85,9 @@ def best_model(rank, world, stage, folder):
                               load_best_model_at_end=True, metric_for_best_model="distance", greater_is_better=False,
                               batch_eval_metrics=False, per_device_eval_batch_size=2)
     distances = iter([5.0, 1.0, 3.0])
-    trainer = hf_tools.trainer_class()(model=hf_tools.llama(), args=args, train_dataset=hf_tools.rows(48), eval_dataset=hf_tools.rows(6, seed=9),
-                                       compute_metrics=lambda prediction: {"distance": next(distances)}, callbacks=[keeps])
+    trainer = hf_tools.trainer_class()(model=hf_tools.llama(), args=args, train_dataset=hf_tools.rows(48),
+                                       eval_dataset=hf_tools.rows(6, seed=9), compute_metrics=lambda prediction: {"distance": next(distances)},
+                                       callbacks=[keeps])
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-4")
     for name, value in hf_tools.whole_weights(trainer.model).items():
