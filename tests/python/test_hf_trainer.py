@@ -86,7 +86,8 @@ def best_model(rank, world, stage, folder):
                               batch_eval_metrics=False, per_device_eval_batch_size=2)
     distances = iter([5.0, 1.0, 3.0])
     trainer = hf_tools.trainer_class()(model=hf_tools.llama(), args=args, train_dataset=hf_tools.rows(48),
-                                       eval_dataset=hf_tools.rows(6, seed=9), compute_metrics=lambda prediction: {"distance": next(distances)},
+                                       eval_dataset=hf_tools.rows(6, seed=9),
+                                       compute_metrics=lambda prediction: {"distance": next(distances)},
                                        callbacks=[keeps])
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-4")
