@@ -79,10 +79,23 @@ class Source:
             raise CheckpointError(f"[checkpoint] {self.origin} has no '{kind}' of '{name}'; it has {self.parameters[name]['kinds']}")
         if not 0 <= begin <= end <= self.numel(name):
             raise CheckpointError(f"[checkpoint] {self.origin}: elements [{begin}, {end}) of '{name}', which has {self.numel(name)}")
-        found = [piece for piece in self.pieces[kind, name] if piece.begin < end and piece.end > begin]
-        parts = [piece.tensor.read(piece.start + max(begin, piece.begin) - piece.begin, piece.start + min(end, piece.end) - piece.begin)
-                 for piece in found]
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype(kind, name))
+        out = torch.empty(end - begin, dtype=self.dtype(kind, name))
+        for piece in self.pieces[kind, name]:
+            first, last = max(begin, piece.begin), min(end, piece.end)
+            if first < last:
+                piece.tensor.read_into(out[first - begin:last - begin], piece.start + first - piece.begin)
+        return out
+
+    def names(self, exclude_frozen=False):
+        """Parameters whose values are here, in the order of the module."""
+        return [name for name, parameter in self.parameters.items()
+                if self.value_kind(name) is not None and not (exclude_frozen and parameter["group"] < 0)]
+
+    def buffers(self):
+        """{name: tensor} of the module's persistent buffers."""
+        state = self.python_state()
+        buffers = state.get("buffers", {})
+        return {name: buffers[name] for name in state.get("persistent_buffers", buffers)}
 
     def weight(self, name):
         """The whole weight in its shape, as exactly as it is stored."""

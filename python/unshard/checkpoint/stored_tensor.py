@@ -72,6 +72,13 @@ class StoredTensor:
             return self.load().reshape(-1)[begin:end]
         return self._at(self.start + begin, end - begin)
 
+    def read_into(self, out, begin):
+        """Elements from `begin` on into the contiguous `out`, of the same dtype or another."""
+        if out.dtype == self.dtype and self.is_contiguous() and 0 <= begin <= self.numel() - out.numel():
+            read_bytes(self.storage.path, self.storage.offset + (self.start + begin) * self.dtype.itemsize, out)
+        else:
+            out.copy_(self.read(begin, begin + out.numel()))
+
     def load(self):
         """All of it, in its shape and strides."""
         if self.numel() == 0:

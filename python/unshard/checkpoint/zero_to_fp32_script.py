@@ -9,6 +9,7 @@ too where unshard is installed.
 """
 import argparse
 import collections
+import contextlib
 import ctypes
 import io
 import json
@@ -26,7 +27,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _STORAGES = {torch.float64: "DoubleStorage", torch.float32: "FloatStorage", torch.float16: "HalfStorage", torch.bfloat16: "BFloat16Storage",
              torch.int64: "LongStorage", torch.int32: "IntStorage", torch.int16: "ShortStorage", torch.int8: "CharStorage",
-             torch.uint8: "ByteStorage", torch.bool: "BoolStorage"}
+             torch.uint8: "ByteStorage", torch.bool: "BoolStorage", torch.complex64: "ComplexFloatStorage",
+             torch.complex128: "ComplexDoubleStorage"}
 
 
 try:                                                  # where it is installed: its checksums, and one class of errors
@@ -102,6 +104,8 @@ class Checkpoint:
                 if os.path.basename(file) != file:
                     raise CheckpointError(f"{path} names a file outside of its folder: {file!r}")
                 for key, piece in record.get("tensors", {}).items():
+                    if piece["parameter"] not in self.parameters:
+                        raise CheckpointError(f"{path}: {key!r} of {file} belongs to no parameter")
                     self.pieces[piece["kind"], piece["parameter"]].append(
                         (piece["begin"], piece["end"], file, key, int(piece["crc32c"], 16)))
         except FileNotFoundError:
@@ -180,8 +184,8 @@ def find_folder(checkpoint_dir, tag=None):
 class LazyTensor:
     """A tensor that is read when `contiguous()` asks for it. `same_as`: the one that it is another name of."""
 
-    def __init__(self, shape, load, dtype=torch.float32, same_as=None):
-        self.shape, self.dtype, self.same_as, self._load = torch.Size(shape), dtype, same_as, load
+    def __init__(self, shape, load, dtype=torch.float32, same_as=None, keep=None):
+        self.shape, self.dtype, self.same_as, self._load, self._keep = torch.Size(shape), dtype, same_as, load, keep
 
     def numel(self):
         return math.prod(self.shape)
@@ -206,6 +210,21 @@ def lazy_state_dict(checkpoint, exclude_frozen=False):
 
 # ---- Writing, one tensor at a time
 
+@contextlib.contextmanager
+def complete_or_absent(path):
+    """Another name to write to, which becomes `path` when all of it is on the disk, and is removed when something goes wrong."""
+    partial = path + ".partial"
+    try:
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise
+
+
 def nbytes(tensor):
     return tensor.numel() * tensor.dtype.itemsize
 
@@ -221,21 +240,18 @@ def tensor_bytes(tensor):
 
 
 def write_safetensors(path, tensors, metadata=None, progress=lambda name: None):
-    """{name: LazyTensor} to a safetensors file. The file appears under its name when it is complete."""
+    """{name: LazyTensor} to a safetensors file."""
     header, offset = {"__metadata__": {"format": "pt", **(metadata or {})}}, 0
     for name, tensor in tensors.items():
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + nbytes(tensor)]}
         offset += nbytes(tensor)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(path + ".partial", "wb") as file:
+    with complete_or_absent(path) as partial, open(partial, "wb") as file:     # the file is closed first
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
             progress(name)
             file.write(tensor_bytes(tensor.contiguous()))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".partial", path)
 
 
 class _Storage:
@@ -244,13 +260,17 @@ class _Storage:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles LazyTensors as torch.save does tensors; those that are the same share their storage."""
+    """Pickles tensors and LazyTensors as torch.save does; those that are the same share their storage."""
 
     def __init__(self, file):
         super().__init__(file, protocol=2)
         self.storages = {}
+        self._lazy = {}                                                # id of a tensor -> the LazyTensor of it
 
     def reducer_override(self, value):
+        if isinstance(value, torch.Tensor):
+            plain = value.detach()
+            value = self._lazy.setdefault(id(value), LazyTensor(plain.shape, lambda: plain.cpu().contiguous(), plain.dtype, keep=value))
         if not isinstance(value, LazyTensor):
             return NotImplemented
         storage = self.storages.setdefault(id(value.same_as or value), _Storage(str(len(self.storages)), value))
@@ -263,21 +283,22 @@ class _Pickler(pickle.Pickler):
         return "storage", getattr(torch, _STORAGES[value.tensor.dtype]), value.key, "cpu", value.tensor.numel()
 
 
-def write_torch_file(path, value, progress=lambda name: None):
-    """What torch.load reads as `value`, in which LazyTensors are tensors. The file appears under its name when it is complete."""
+def write_torch_file(path, value, renamed=(), progress=lambda name: None):
+    """What torch.load reads as `value`, in which LazyTensors are tensors.
+    `renamed`: [(class, module and name that it is to be pickled under)]."""
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     pickler.dump(value)
-    with zipfile.ZipFile(path + ".partial", "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", pickled.getvalue())
+    text = pickled.getvalue()
+    for cls, (module, name) in renamed:                                # protocol 2 names classes in lines of text
+        text = text.replace(f"c{cls.__module__}\n{cls.__qualname__}\n".encode(), f"c{module}\n{name}\n".encode())
+    with complete_or_absent(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", text)
         archive.writestr("archive/byteorder", "little")
         for storage in pickler.storages.values():
             progress(storage.key)
             _write_member(archive, f"archive/data/{storage.key}", storage.tensor)
         archive.writestr("archive/version", "3\n")
-    with open(path + ".partial", "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(path + ".partial", path)
 
 
 def _write_member(archive, name, tensor):
