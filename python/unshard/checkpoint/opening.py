@@ -2,6 +2,7 @@
 import os
 
 from unshard.checkpoint.deepspeed_reader import DeepSpeedSource, is_deepspeed_folder
+from unshard.checkpoint.hf import HfSource, is_hf_folder
 from unshard.checkpoint.reader import NativeSource, is_native_folder
 from unshard.checkpoint.universal_reader import UniversalSource, is_universal_folder
 from unshard.core import CheckpointError
@@ -20,7 +21,7 @@ def find_folder(path, tag=None):
                 with open(os.path.join(path, latest), encoding="utf-8", errors="replace") as file:
                     tag = file.read().strip()
                 break
-    tags = sorted(name for name in os.listdir(path) if _kind(os.path.join(path, name)))
+    tags = tags_of(path)
     if tag is None:
         raise CheckpointError(f"[checkpoint] {path} is no checkpoint and has no file 'latest'; it has {_listed(tags)}")
     folder = os.path.join(path, tag)
@@ -33,7 +34,7 @@ def open_folder(folder, groups=None):
     """The Source of a tag's folder. `groups` as in DeepSpeedSource."""
     kind = _kind(folder)
     if kind is None:
-        raise CheckpointError(f"[checkpoint] {folder} holds no checkpoint of unshard's or DeepSpeed's")
+        raise CheckpointError(f"[checkpoint] {folder} holds no checkpoint of unshard's or DeepSpeed's, and no weights of Hugging Face's")
     return kind(folder, groups) if kind is DeepSpeedSource else kind(folder)
 
 
@@ -47,7 +48,15 @@ def _kind(folder):
         return NativeSource
     if is_universal_folder(folder):
         return UniversalSource
-    return DeepSpeedSource if is_deepspeed_folder(folder) else None
+    if is_deepspeed_folder(folder):
+        return DeepSpeedSource
+    # Trainer's checkpoint-N holds both weights of Hugging Face's and the engine's folder, which is what `latest` means.
+    return HfSource if is_hf_folder(folder) and not os.path.isfile(os.path.join(folder, "latest")) else None
+
+
+def tags_of(path):
+    """The names of the checkpoints in a folder, sorted."""
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and _kind(entry.path)) if os.path.isdir(path) else []
 
 
 def _listed(tags):

@@ -48,6 +48,10 @@ class StoredTensor:
             raise CheckpointError(f"[checkpoint] {storage.path}: a tensor of shape {list(self.shape)} from element {start} on reaches "
                                   f"beyond its {storage.nbytes} bytes: damaged, or its values were cut off")
 
+    @staticmethod
+    def bytes_of(dtype, shape):
+        return math.prod(shape) * dtype.itemsize
+
     def numel(self):
         return math.prod(self.shape)
 

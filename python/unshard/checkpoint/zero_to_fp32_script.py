@@ -16,8 +16,10 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 import sys
+import time
 import zipfile
 
 import torch
@@ -57,8 +59,8 @@ def read_into(path, offset, out):
     return out
 
 
-def read_header(path, wanted_bytes):
-    """{name: (dtype, shape, offset in the file)} of a safetensors file, which must have `wanted_bytes`."""
+def read_header(path, wanted_bytes, metadata=None):
+    """{name: (dtype, shape, offset in the file)} of a safetensors file, which must have `wanted_bytes`. Fills `metadata`, if given."""
     try:
         size = os.path.getsize(path)
         if size != wanted_bytes:
@@ -69,6 +71,8 @@ def read_header(path, wanted_bytes):
                 raise CheckpointError(f"{path}: its header of {length} bytes is longer than the file")
             header = json.loads(file.read(length))
         found = {}
+        if metadata is not None:
+            metadata.update(header.get("__metadata__", {}))
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
@@ -295,8 +299,9 @@ def write_torch_file(path, value, renamed=(), progress=lambda name: None):
     with complete_or_absent(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", text)
         archive.writestr("archive/byteorder", "little")
+        names = {id(tensor): name for name, tensor in value.items()} if isinstance(value, dict) else {}
         for storage in pickler.storages.values():
-            progress(storage.key)
+            progress(names.get(id(storage.tensor), ""))
             _write_member(archive, f"archive/data/{storage.key}", storage.tensor)
         archive.writestr("archive/version", "3\n")
 
@@ -341,32 +346,49 @@ def split_into_shards(state, max_shard_size):
     return shards or [[]]
 
 
-def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization=False, names=None, metadata=None, progress=None):
-    """Write {name: LazyTensor} to a folder: one file, or several with an index. Returns their names. `names`: their (stem, suffix)."""
-    stem, suffix = names or (("model", "safetensors") if safe_serialization else ("pytorch_model", "bin"))
+def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization=False, metadata=None, progress=None):
+    """Write {name: LazyTensor} to a folder: one file, or several with an index. Returns their names. Shards that an earlier run left there
+    are removed at the end; this one's, if it fails."""
+    stem, suffix = ("model", "safetensors") if safe_serialization else ("pytorch_model", "bin")
     os.makedirs(output_dir, exist_ok=True)
     shards = split_into_shards(state, max_shard_size)
     files, weight_map = [], {}
     done, total = 0, sum(map(nbytes, state.values()))
-    for i, shard in enumerate(shards):
-        files.append(f"{stem}.{suffix}" if len(shards) == 1 else f"{stem}-{i + 1:05}-of-{len(shards):05}.{suffix}")
-        weight_map.update(dict.fromkeys(shard, files[-1]))
-        tensors = {name: state[name] for name in shard}
-        if progress is not None:
-            progress(done, total, files[-1])
-        if suffix == "safetensors":
-            write_safetensors(os.path.join(output_dir, files[-1]), tensors, metadata)
-        else:
-            write_torch_file(os.path.join(output_dir, files[-1]), tensors)
-        done += sum(map(nbytes, tensors.values()))
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total, **(metadata or {})}, "weight_map": weight_map}
-        files.append(f"{stem}.{suffix}.index.json")
-        with open(os.path.join(output_dir, files[-1]), "w") as file:
-            json.dump(index, file, indent=2)
-    if progress is not None:
-        progress(total, total, "")
+    try:
+        for i, shard in enumerate(shards):
+            file = f"{stem}.{suffix}" if len(shards) == 1 else f"{stem}-{i + 1:05}-of-{len(shards):05}.{suffix}"
+            weight_map.update(dict.fromkeys(shard, file))
+            tensors = {name: state[name] for name in shard}
+            report = _reporter(progress, done, total, tensors)
+            if safe_serialization:
+                write_safetensors(os.path.join(output_dir, file), tensors, metadata, report)
+            else:
+                write_torch_file(os.path.join(output_dir, file), tensors, progress=report)
+            files.append(file)
+            done += sum(map(nbytes, tensors.values()))
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": total, **(metadata or {})}, "weight_map": weight_map}
+            with complete_or_absent(os.path.join(output_dir, f"{stem}.{suffix}.index.json")) as partial, open(partial, "w") as file:
+                json.dump(index, file, indent=2)
+            files.append(f"{stem}.{suffix}.index.json")
+    except BaseException:
+        for file in files:
+            os.remove(os.path.join(output_dir, file))
+        raise
+    ours = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
+    for name in set(filter(ours.fullmatch, os.listdir(output_dir))) - set(files):
+        os.remove(os.path.join(output_dir, name))
     return files
+
+
+def _reporter(progress, done, total, tensors):
+    """Tells how many bytes lie before each tensor that is written."""
+    if progress is None:
+        return lambda name: None
+    before, places = done, {}
+    for name, tensor in tensors.items():
+        places[name], before = before, before + nbytes(tensor)
+    return lambda name: progress(places.get(name, done), total, name)
 
 
 def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_frozen_parameters=False, lazy_mode=False):
@@ -389,7 +411,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
                                                exclude_frozen_parameters=False):
     """Write a checkpoint's weights in fp32 to `output_dir`: pytorch_model.bin or model.safetensors, sharded where larger."""
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode=True)
-    return write_state_dict(state, output_dir, max_shard_size, safe_serialization, progress=_print_progress)
+    return write_state_dict(state, output_dir, max_shard_size, safe_serialization, progress=_PrintedProgress())
 
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
@@ -399,9 +421,16 @@ def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
     return model
 
 
-def _print_progress(done, total, what):
-    if what:
-        print(f"{what}: {done / 1e9:.1f} of {total / 1e9:.1f} GB done", flush=True)
+class _PrintedProgress:
+    """A line every few seconds."""
+
+    def __init__(self):
+        self._last = time.monotonic()
+
+    def __call__(self, done, total, what):
+        if time.monotonic() - self._last > 5:
+            self._last = time.monotonic()
+            print(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB written: {what}", flush=True)
 
 
 def main(argv=None):
