@@ -8,10 +8,12 @@ import sys
 
 # {package: submodules}
 MODULES = {
-    "deepspeed": "autotuning checkpoint compat compile compression constants datastates elasticity env_report inference io linear "
+    "deepspeed": "autotuning compat compile compression constants datastates elasticity env_report inference io linear "
                  "model_implementations module_inject moe monitor nebula nvme pipe profiling sequence",
     "deepspeed.accelerator": "abstract_accelerator cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator "
                              "real_accelerator xpu_accelerator",
+    "deepspeed.checkpoint": "constants deepspeed_checkpoint reshape_3d_utils reshape_meg_2d reshape_utils universal_checkpoint "
+                            "zero_checkpoint",
     "deepspeed.comm": "backend ccl comm config constants reduce_op torch utils",
     "deepspeed.launcher": "constants launch launcher_helper multinode_runner",
     "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds lamb muon op_builder quantizer random_ltd sparse_attention "
@@ -27,7 +29,7 @@ MODULES = {
                               "parameter_offload partitioned_param_coordinator partitioned_param_profiler stage3 stage_1_and_2 tiling "
                               "utils",
     "deepspeed.utils": "bwc comms_logging config debug exceptions init_on_device mixed_precision_linkage module_utils numa nvtx "
-                       "tensor_fragment timer torch types zero_to_fp32 zero_to_torch",
+                       "tensor_fragment timer torch types zero_to_torch",
 }
 # {module: names in it}
 NAMES = {
