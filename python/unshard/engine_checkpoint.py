@@ -155,13 +155,12 @@ class EngineCheckpoint:
     def _tag_to_load(self, load_dir, tag):
         if tag is not None:
             return str(tag)
-        names = ["latest_universal", "latest"] if self._config.checkpoint.load_universal else ["latest"]
-        for name in names:
-            path = os.path.join(load_dir, name)
-            if name != "latest" and os.path.isfile(path):
-                with open(path) as file:
-                    return file.read().strip()
-        return _core.latest_tag(load_dir) or None
+        universal = os.path.join(load_dir, "latest_universal")
+        found = "" if self._config.checkpoint.load_universal and os.path.isfile(universal) else _core.latest_tag(load_dir)
+        if not found and os.path.isfile(universal):
+            with open(universal, encoding="utf-8", errors="replace") as file:
+                found = file.read().strip()
+        return found or None
 
     def _open_native(self, load_dir, folder, custom_load_fn):
         source = _core.open_checkpoint(folder)           # checks the manifest
@@ -182,9 +181,15 @@ class EngineCheckpoint:
         if not os.path.isdir(folder):
             there = sorted(e.name for e in os.scandir(load_dir) if e.is_dir()) if os.path.isdir(load_dir) else []
             raise CheckpointError(f"[load_checkpoint] {folder} isn't there; tags there: {', '.join(there) or 'none'}")
-        from unshard.checkpoint import deepspeed_reader
-        source = deepspeed_reader.open(folder)
+        from unshard.checkpoint.opening import open_folder
+        groups = None
+        if self.optimizer is not None:
+            groups = [[self._names[p] for p in group["params"] if p in self._names] for group in self.optimizer.param_groups]
+        source = open_folder(folder, groups)
         state = source.python_state()
+        for place, kind in state.get("left_out", {}).items():
+            if self.global_rank == 0:
+                _core.log_warning(0, f"load_checkpoint: client_state{place} of {folder} is a {kind}, which isn't loaded")
         python_state.check_state(self, state, folder)
         return source, state, os.path.join(folder, "mp_rank_00_model_states.pt")
 
