@@ -11,6 +11,8 @@ MODULES = {
     "deepspeed": "autotuning compat compile compression constants datastates elasticity inference io linear "
                  "model_implementations module_inject moe nebula nvme pipe profiling sequence",
     "deepspeed.accelerator": "cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator xpu_accelerator",
+    "deepspeed.checkpoint": "constants deepspeed_checkpoint reshape_3d_utils reshape_meg_2d reshape_utils universal_checkpoint "
+                            "zero_checkpoint",
     "deepspeed.comm": "backend ccl config constants reduce_op torch utils",
     "deepspeed.launcher": "constants launch launcher_helper multinode_runner",
     "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds lamb muon op_builder quantizer random_ltd sparse_attention "
@@ -24,7 +26,7 @@ MODULES = {
     "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_states "
                               "parameter_offload partitioned_param_coordinator partitioned_param_profiler utils",
     "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage module_utils numa nvtx "
-                       "tensor_fragment torch types zero_to_fp32 zero_to_torch",
+                       "tensor_fragment torch types zero_to_torch",
 }
 # {module: names in it}
 NAMES = {

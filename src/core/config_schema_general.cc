@@ -186,7 +186,22 @@ Section unshard_section() {
            .initial = R"("")",
            .note = "a folder: what each rank does when, as traces and as a page (docs/timeline.md). The environment's "
                    "UNSHARD_TIMELINE wins"},
+          {.name = "checkpoint", .kind = section},
       }};
+}
+
+Section unshard_checkpoint_section() {
+  return {"unshard.checkpoint",
+          {
+              {.name = "async",
+               .initial = "false",
+               .note = "save_checkpoint returns when the values are copied to host memory; files are written while training goes on"},
+              {.name = "keep",
+               .kind = integer,
+               .initial = "0",
+               .range = {.min = 0, .max = 1e9},
+               .note = "after a save, remove all but the newest so many checkpoints of the folder; 0: keep all"},
+          }};
 }
 
 }  // namespace
@@ -212,7 +227,7 @@ std::vector<Section> general_sections() {
                    },
                    {},
                    true};
-  return {top_level(), fp16_section(), bf16_section(), autocast, types, msamp, unshard_section()};
+  return {top_level(), fp16_section(), bf16_section(), autocast, types, msamp, unshard_section(), unshard_checkpoint_section()};
 }
 
 }  // namespace unshard::config

@@ -105,7 +105,9 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
 @pytest.mark.parametrize("statement, named", [
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
     ("from deepspeed import moe", "deepspeed.moe"), ("import deepspeed.moe.layer", "deepspeed.moe"),
-    ("from deepspeed.utils.zero_to_fp32 import main", "deepspeed.utils.zero_to_fp32"), ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
+    ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
     ("import deepspeed.profiling", "deepspeed.profiling"),
     ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.runtime.fp16", "deepspeed.runtime.fp16"),
     ("import deepspeed.runtime.zero.mics", "deepspeed.runtime.zero.mics"), ("import deepspeed.utils.nvtx", "deepspeed.utils.nvtx"),

@@ -1,4 +1,4 @@
-"""Helpers around checkpoint files under their old path."""
+"""deepspeed.checkpoint.utils."""
 from unshard.tensors import clone_tensors
 
 
