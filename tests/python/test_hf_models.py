@@ -139,3 +139,33 @@ def accelerated(rank, world, stage):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_accelerate_equals_a_plain_loop(stage):
     run_ranks(2, accelerated, stage, limit=LIMIT)
+
+
+def save_as_accelerate_says(rank, world, folder):
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import InitProcessGroupKwargs
+    from safetensors.torch import save_file
+    plugin = DeepSpeedPlugin(hf_ds_config={**hf_tools.ds_config(3), "optimizer": {"type": "AdamW"}, "train_micro_batch_size_per_gpu": 1,
+                                           "gradient_accumulation_steps": 1, "gradient_clipping": 1.0, "train_batch_size": world})
+    accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+    from accelerate.utils import DummyOptim
+    model = hf_tools.llama(tied=True)
+    model, _ = accelerator.prepare(model, DummyOptim(model.parameters()))
+    bare = accelerator.unwrap_model(model)
+    # Other ranks have no state here, so transformers looks at the module's own, partitioned as it is.
+    bare.save_pretrained(folder, is_main_process=accelerator.is_main_process, save_function=accelerator.save,
+                         state_dict=accelerator.get_state_dict(model))
+    state = bare.state_dict()
+    embedding, where = state["model.embed_tokens.weight"], {name: value.untyped_storage().data_ptr() for name, value in state.items()}
+    assert where["model.embed_tokens.weight"] == where["lm_head.weight"] != where["model.norm.weight"]
+    for read in (lambda: save_file({"x": embedding}, os.path.join(folder, "x")), embedding.numpy, embedding.data_ptr,
+                 lambda: torch.save(embedding, os.path.join(folder, "x"))):
+        with pytest.raises(RuntimeError, match="'model.embed_tokens.weight' is partitioned"):
+            read()
+    accelerator.wait_for_everyone()
+
+
+def test_every_rank_may_call_save_pretrained_and_reading_bytes_stays_an_error(tmp_path):
+    run_ranks(2, save_as_accelerate_says, str(tmp_path), limit=LIMIT)
+    found, wanted = hf_tools.saved(tmp_path), dict(hf_tools.llama(tied=True).named_parameters())
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], value) for name, value in wanted.items())
