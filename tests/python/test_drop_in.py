@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 import types
@@ -464,6 +465,24 @@ def test_log_level_and_memory_breakdown_of_the_json_count(caplog):
 def test_ds_report_is_unshards_report():
     done = subprocess.run([sys.executable, "-m", "deepspeed.env_report", "--json"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and json.loads(done.stdout)["software"]["unshard"] == unshard.__version__, done.stderr
+
+
+def test_ds_ssh_runs_a_command_on_every_host_and_tells_who_failed(tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\necho "on $1: $2"\n[ "$1" != second ]\n')
+    ssh.chmod(0o755)
+    (tmp_path / "hosts").write_text("first slots=2\nsecond slots=1  # no more\n")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def ds_ssh(*words):
+        command = [sys.executable, "-m", "deepspeed.launcher.ds_ssh", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    done = ds_ssh("-f", str(tmp_path / "hosts"), "ls", "-l", "a b")
+    assert sorted(done.stdout.splitlines()) == ["first: on first: ls -l 'a b'", "second: on second: ls -l 'a b'"] and done.returncode == 1
+    here = ds_ssh("-f", str(tmp_path / "none"), "echo", "here")
+    assert (here.stdout, here.returncode) == ("here\n", 0) and "there is no hostfile" in here.stderr
+    (tmp_path / "hosts").write_text("first\n")
+    assert "is not of the form 'name slots=N'" in ds_ssh("-f", str(tmp_path / "hosts"), "ls").stderr
 
 
 def test_hugging_face_sees_a_deepspeed_it_accepts():

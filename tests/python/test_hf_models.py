@@ -169,3 +169,50 @@ def test_every_rank_may_call_save_pretrained_and_reading_bytes_stays_an_error(tm
     run_ranks(2, save_as_accelerate_says, str(tmp_path), limit=LIMIT)
     found, wanted = hf_tools.saved(tmp_path), dict(hf_tools.llama(tied=True).named_parameters())
     assert found.keys() == wanted.keys() and all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def export_adapters(rank, world, folder):
+    import peft
+    base = hf_tools.llama(hidden_size=64, intermediate_size=192).bfloat16()
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"), autocast_adapter_dtype=True)
+    adapters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in adapters.values()} == {torch.float32}
+    assert sum(p.numel() for p in adapters.values()) < 0.1 * sum(p.numel() for p in model.parameters())
+    import deepspeed
+    import unshard
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+              "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    for step in range(2):
+        batch = torch.stack([row["input_ids"] for row in hf_tools.rows(2, seed=step * world + rank)])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            engine.backward(engine(input_ids=batch, labels=batch).loss)
+        engine.step()
+    engine.empty_partition_cache()
+    before = unshard.access.residency_stats(engine)["link_bytes"]
+    state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
+    fetched = unshard.access.residency_stats(engine)["link_bytes"] - before
+    size = sum(p.numel() * p.element_size() for p in adapters.values())
+    assert rank > 0 or size / 2 <= fetched <= 2 * size, (fetched, size)         # the other rank's halves
+    trained = {name: p.detach().clone() for name, p in adapters.items()}
+    for excluded in (False, True):
+        engine.save_checkpoint(folder, tag=f"excluded_{excluded}", exclude_frozen_parameters=excluded)
+        with torch.no_grad():
+            for p in adapters.values():
+                p.zero_()
+        engine.load_checkpoint(folder, tag=f"excluded_{excluded}")
+        assert all(torch.equal(p, trained[name]) for name, p in adapters.items())
+        assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+    engine.destroy()
+    merged = model.merge_and_unload()
+    layer = merged.model.layers[0].self_attn.q_proj.weight
+    name = "base_model.model.model.layers.0.self_attn.q_proj."
+    update = 8 / 2 * trained[name + "lora_B.default.weight"] @ trained[name + "lora_A.default.weight"]
+    torch.testing.assert_close(layer.float(), frozen[name + "base_layer.weight"].float() + update, atol=1e-2, rtol=1e-2)
+    return None if state is None else sorted(state) == sorted(adapters)
+
+
+def test_adapters_are_exported_saved_loaded_and_merged_without_moving_the_base(tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed (make setup installs it)")
+    assert run_ranks(2, export_adapters, str(tmp_path), limit=LIMIT, env={"UNSHARD_SHARE_MEMORY": "off"}) == [True, None]
