@@ -1,6 +1,6 @@
 # One object library an area, lowest first; each may include only what is below it. All of them make libunshard.so.
 # src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own; target `unshard_tests` builds them all.
-set(UNSHARD_AREAS core comm offload zero optim engine)
+set(UNSHARD_AREAS core comm offload zero optim checkpoint engine)
 set(below "")
 add_custom_target(unshard_tests)
 foreach(area IN LISTS UNSHARD_AREAS)
@@ -22,6 +22,7 @@ foreach(area IN LISTS UNSHARD_AREAS)
   endif()
 endforeach()
 include(${CMAKE_SOURCE_DIR}/src/optim/isa.cmake)
+set_source_files_properties(src/engine/save.cc PROPERTIES COMPILE_DEFINITIONS UNSHARD_VERSION="${PROJECT_VERSION}")
 
 add_library(unshard SHARED)
 target_link_libraries(unshard PRIVATE ${below} PUBLIC unshard_flags unshard_torch)

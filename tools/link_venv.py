@@ -1,4 +1,5 @@
-"""Make a virtual environment see the build: `import unshard`, `import deepspeed`, and the commands unshard, deepspeed, ds, deepspeed.pt.
+"""Make a virtual environment see the build: `import unshard`, `import deepspeed`, and the commands unshard, deepspeed, ds, deepspeed.pt,
+ds_report, dsr, ds_ssh, ds_bench.
 
     PYTHON_OF_THE_ENVIRONMENT tools/link_venv.py PACKAGES_DIR
 """
@@ -10,7 +11,8 @@ import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COMMANDS = {"unshard": "unshard.cli", "deepspeed": "deepspeed.launcher.runner", "ds": "deepspeed.launcher.runner",
-            "deepspeed.pt": "deepspeed.launcher.runner"}
+            "deepspeed.pt": "deepspeed.launcher.runner", "ds_report": "deepspeed.env_report", "dsr": "deepspeed.env_report",
+            "ds_ssh": "deepspeed.launcher.ds_ssh", "ds_bench": "deepspeed.launcher.ds_bench"}
 PROJECTS = {"unshard": ROOT / "pyproject.toml", "deepspeed": ROOT / "python" / "deepspeed" / "pyproject.toml"}
 
 SCRIPT = """#!{python}

@@ -44,10 +44,11 @@ if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
     echo "that failed: those tests will be skipped" >&2
 fi
 
-wanted=$(cksum < "$here/requirements.txt")
+wanted=$(cat "$here"/requirements*.txt | cksum)
 if [ "$(cat "$venv/.installed" 2>/dev/null)" != "$wanted" ]; then
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   echo "installing torch and the tools into $venv (minutes the first time)"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/requirements.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$here/requirements-alone.txt"
   echo "$wanted" > "$venv/.installed"
 fi

@@ -7,15 +7,18 @@ __version__ = "0.19.8"                   # whose API and defaults these are; scr
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in __version__.split("."))
 __git_hash__ = __git_branch__ = None
 
-_MODULES = ("accelerator", "checkpointing", "comm", "ops", "runtime", "utils", "zero", "launcher")
+_MODULES = ("accelerator", "checkpoint", "checkpointing", "comm", "launcher", "monitor", "ops", "runtime", "utils",
+            "zero")
 _HOME = {
     "DeepSpeedEngine": ("unshard.engine", "Engine"),
     "DeepSpeedOptimizer": ("unshard.optimizer", "EngineOptimizer"),
     "ZeROOptimizer": ("unshard.optimizer", "EngineOptimizer"),
     "DeepSpeedDataLoader": ("unshard.data", "EngineDataLoader"),
+    "DeepSpeedConfig": ("deepspeed.runtime.config", "DeepSpeedConfig"),
     "DeepSpeedConfigError": ("unshard", "ConfigError"),
+    "OnDevice": ("unshard.on_device", "OnDevice"),
     "initialize": ("deepspeed._start", "initialize"),
-    "init_distributed": ("unshard.distributed", "init_distributed"),
+    "init_distributed": ("deepspeed.comm.comm", "init_distributed"),
     "add_config_arguments": ("deepspeed._start", "add_config_arguments"),
     "get_accelerator": ("deepspeed.accelerator", "get_accelerator"),
     "log_dist": ("deepspeed.utils", "log_dist"),

@@ -8,38 +8,34 @@ import sys
 
 # {package: submodules}
 MODULES = {
-    "deepspeed": "autotuning checkpoint compat compile compression constants datastates elasticity env_report inference io linear "
-                 "model_implementations module_inject moe monitor nebula nvme pipe profiling sequence",
-    "deepspeed.accelerator": "abstract_accelerator cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator "
-                             "real_accelerator xpu_accelerator",
-    "deepspeed.comm": "backend ccl comm config constants reduce_op torch utils",
+    "deepspeed": "autotuning compat compile compression constants datastates elasticity inference io linear "
+                 "model_implementations module_inject moe nebula nvme pipe profiling sequence",
+    "deepspeed.accelerator": "cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator xpu_accelerator",
+    "deepspeed.checkpoint": "constants deepspeed_checkpoint reshape_3d_utils reshape_meg_2d reshape_utils universal_checkpoint "
+                            "zero_checkpoint",
+    "deepspeed.comm": "backend ccl config constants reduce_op torch utils",
     "deepspeed.launcher": "constants launch launcher_helper multinode_runner",
     "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds lamb muon op_builder quantizer random_ltd sparse_attention "
                      "transformer triton_ops",
-    "deepspeed.ops.adagrad": "cpu_adagrad",
-    "deepspeed.ops.adam": "cpu_adam fused_adam multi_tensor_apply zenflow_cpu_adam zenflow_torch_adam",
-    "deepspeed.ops.lion": "cpu_lion fused_lion multi_tensor_apply",
-    "deepspeed.runtime": "activation_checkpointing base_optimizer bf16_optimizer checkpoint_engine comm compiler config config_utils "
-                         "constants data_pipeline domino eigenvalue fp16 hybrid_engine model_checkpointing pipe progressive_layer_drop "
+    "deepspeed.ops.adam": "multi_tensor_apply zenflow_cpu_adam zenflow_torch_adam",
+    "deepspeed.ops.lion": "multi_tensor_apply",
+    "deepspeed.runtime": "base_optimizer bf16_optimizer checkpoint_engine comm compiler config_utils constants data_pipeline "
+                         "domino eigenvalue fp16 hybrid_engine model_checkpointing pipe progressive_layer_drop "
                          "quantize sequence_parallel sparse_tensor state_dict_factory superoffload swap_tensor tensor_parallel "
                          "torch_autocast weight_quantizer zenflow",
-    "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_config offload_states "
-                              "parameter_offload partitioned_param_coordinator partitioned_param_profiler stage3 stage_1_and_2 tiling "
-                              "utils",
-    "deepspeed.utils": "bwc comms_logging config debug exceptions init_on_device mixed_precision_linkage module_utils numa nvtx "
-                       "tensor_fragment timer torch types zero_to_fp32 zero_to_torch",
+    "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_states "
+                              "parameter_offload partitioned_param_coordinator partitioned_param_profiler utils",
+    "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage module_utils numa nvtx "
+                       "tensor_fragment torch types zero_to_torch",
 }
 # {module: names in it}
 NAMES = {
-    "deepspeed": "DeepSpeedConfig DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer "
-                 "DualPipeVEngine DualPipeVModule InferenceEngine OnDevice PipelineEngine PipelineModule default_inference_config "
+    "deepspeed": "DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer "
+                 "DualPipeVEngine DualPipeVModule InferenceEngine PipelineEngine PipelineModule default_inference_config "
                  "init_inference replace_transformer_layer revert_transformer_layer set_autotp_mode tp_model_init",
-    "deepspeed.checkpointing": "CheckpointFunction get_cuda_rng_tracker model_parallel_cuda_manual_seed "
-                               "partition_activations_in_checkpoint",
-    "deepspeed.comm": "all_gather_coalesced get_logged_comm_ops has_comm_data initialize_mesh_device log_summary reset_log",
-    "deepspeed.runtime.utils": "CheckOverflow PartitionedTensor clip_grad_norm_",
-    "deepspeed.utils": "OnDevice",
-    "deepspeed.zero": "DeepSpeedZeroConfig MiCS_Init TiledLinear TiledLinearReturnBias unwrap_model_for_generation",
+    "deepspeed.checkpointing": "CheckpointFunction",
+    "deepspeed.runtime.utils": "CheckOverflow PartitionedTensor",
+    "deepspeed.zero": "DeepSpeedZeroConfig MiCS_Init",
 }
 MODULES = {package: frozenset(names.split()) for package, names in MODULES.items()}
 NAMES = {module: frozenset(names.split()) for module, names in NAMES.items()}

@@ -2,7 +2,8 @@
 from unshard import zero as _zero
 from unshard import parameter_attributes as _attributes
 from unshard.parameter_attributes import ZeroParamStatus, ZeroParamType
-from unshard.zero import GatheredParameters, register_external_parameter, unregister_external_parameter
+from unshard.tiled_linear import TiledLinear, TiledLinearReturnBias
+from unshard.zero import GatheredParameters, register_external_parameter, unregister_external_parameter, unwrap_model_for_generation
 
 from deepspeed._names import attribute_table
 
@@ -16,5 +17,5 @@ class Init(_zero.Init):
 
 
 __getattr__, __dir__ = attribute_table(__name__, {})
-__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter",
-           "unregister_external_parameter"]
+__all__ = ["GatheredParameters", "Init", "TiledLinear", "TiledLinearReturnBias", "ZeroParamStatus", "ZeroParamType",
+           "register_external_parameter", "unregister_external_parameter", "unwrap_model_for_generation"]

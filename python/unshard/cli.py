@@ -1,5 +1,5 @@
 """The command `unshard`: `run` starts ranks, `timeline` shows what they did when, `bench comm` measures between them, `report` describes
-this machine, `config show` prints a resolved configuration."""
+this machine, `config show` prints a resolved configuration, `checkpoint` looks at checkpoints and converts them."""
 import argparse
 import sys
 
@@ -21,6 +21,9 @@ def main(argv=None):
     if argv[:1] == ["report"]:
         from unshard.report import main as report
         return report(argv[1:])
+    if argv[:1] == ["checkpoint"]:
+        from unshard.checkpoint.cli import main as checkpoint
+        return checkpoint(argv[1:])
     from unshard import __version__
     parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device.")
     parser.add_argument("--version", action="version", version=f"unshard {__version__}")
@@ -31,6 +34,7 @@ def main(argv=None):
     commands.add_parser("doctor", help="where the ranks of a run differ or wait, from what each recorded", add_help=False)
     commands.add_parser("report", help="versions, processor, links, and what is wrong with them", add_help=False)
     commands.add_parser("timeline", help="merge what the ranks of a run recorded into one trace and one page", add_help=False)
+    commands.add_parser("checkpoint", help="inspect, verify, consolidate or convert a checkpoint, unshard's or DeepSpeed's", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")
     show.add_argument("file", help="a DeepSpeed JSON")

@@ -38,6 +38,21 @@ def load_config(config, world_size=1, deepspeed_defaults=False):
     return parsed, json.loads(parsed.to_json())
 
 
+def load_config_dict(config):
+    """The dict of a dict, a path or base64 text, as the user wrote it; not checked."""
+    if isinstance(config, dict):
+        return config
+    path = os.fspath(config)
+    if not os.path.exists(path):
+        return json.loads(_core.Config.from_json(_decode(path)).to_json())
+    with open(path) as file:
+        text = file.read()
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:                          # comments and the like: the engine's own reader takes them
+        return json.loads(_core.Config.from_json(text).to_json())
+
+
 def _decode(text):
     try:
         decoded = base64.urlsafe_b64decode(text.encode()).decode("utf-8")

@@ -6,8 +6,10 @@ import torch
 
 from unshard import owners
 from unshard.compiling import admit_higher_order_operators, backend_for
-from unshard.core import _core
 from unshard.data import engine_loader
+from unshard.engine_checkpoint import EngineCheckpoint
+from unshard.engine_more_settings import EngineMoreSettings
+from unshard.engine_report import EngineReport
 from unshard.engine_settings import EngineSettings
 from unshard.engine_state import EngineState
 from unshard.optim import group_options
@@ -15,7 +17,7 @@ from unshard.optim import group_options
 _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Engine(EngineSettings, EngineState, torch.nn.Module):
+class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, EngineCheckpoint, torch.nn.Module):
     """Runs forward, backward and step of `module` at any ZeRO stage. Made by `initialize`; unknown attributes are the module's."""
 
     def __init__(self, module, core, config, config_dict, device, optimizer=None, client_optimizer=None, local_rank=0):
@@ -32,7 +34,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         self.global_rank = self._store.rank
         self.world_size = self.dp_world_size = self._store.world_size
         self.mp_world_size = 1
-        self.mpu = self.monitor = self.timers = self.data_iterator = None
+        self.mpu = self.monitor = self.data_iterator = self.training_data = None
         self.client_optimizer = client_optimizer
         self.optimizer = self.basic_optimizer = None
         self.lr_scheduler = None
@@ -40,6 +42,8 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
         self.collate_fn = None
         self.loaded_checkpoint_tag = None
         self.is_compiled = False
+        self.enable_backward_allreduce = True
+        self._answers_self = True          # whether train() and eval() return the engine, as torch's modules do, or None
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
         self._client_face = None           # runs a client's own optimizer; see unshard.optimizer.ClientOptimizer
@@ -51,6 +55,7 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
             inner, handle = optimizer
             self.basic_optimizer = inner
             self.optimizer = EngineOptimizer(self, inner, handle)
+        self._start_reports()
 
     def _index_parameters(self):
         by_name = {self._store.info(i)["name"]: i for i in range(len(self._store))}
@@ -60,6 +65,11 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
                 self._names[parameter] = name
                 self._ids[name] = by_name[name]
                 owners.record(parameter, self._store, by_name[name], self)
+
+    @property
+    def param_names(self):
+        """{parameter: its name}"""
+        return dict(self._names)
 
     @property
     def data_parallel_group(self):
@@ -74,6 +84,11 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
             if module is None or not hasattr(module, name):
                 raise AttributeError(f"neither the engine nor its module {type(module).__name__} has an attribute {name!r}") from None
             return getattr(module, name)
+
+    def train(self, mode=True):
+        """The module in training mode (or not). Returns the engine; None where DeepSpeed's module made it."""
+        super().train(mode)
+        return self if self._answers_self else None
 
     # ---- the step -------------------------------------------------------------------------------------------------------------------
     def forward(self, *inputs, **keywords):
@@ -128,14 +143,6 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
     def _push_groups(self):
         for index, group in enumerate(self.optimizer.param_groups):
             self._core.set_group(index, group_options(group))
-
-    def _report(self):
-        every, step = self._config.steps_per_print, self._core.global_steps
-        if not every or step % every or self.global_rank != 0:
-            return
-        _core.log_info(f"step={step}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}")
-        if self._config.wall_clock_breakdown:
-            _core.log_info("time: " + ", ".join(f"{k.removesuffix('_ms')} {v:.2f} ms" for k, v in self._core.times().items()))
 
     def zero_grad(self, set_to_none=True):
         """Drop the gradients of the accumulation so far."""
@@ -229,10 +236,12 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
 
     def destroy(self):
         """The module is a plain torch module again and the engine's memory is given back; the engine can't be used after it."""
-        self._core.destroy()
-        owners.forget(self._names, self)
-        if self._recording is not None:
-            owners.finish_timeline(self._recording)
+        try:
+            self._core.destroy()                      # raises what went wrong with a save in the background, when all else is done
+        finally:
+            owners.forget(self._names, self)
+            if self._recording is not None:
+                owners.finish_timeline(self._recording)
 
     # ---- compile --------------------------------------------------------------------------------------------------------------------
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):

@@ -143,7 +143,7 @@ class EngineSettings:
         return self._config.wall_clock_breakdown
 
     def memory_breakdown(self):
-        """As in the JSON; memory_report() tells at any time."""
+        """Whether memory is told at start and with each progress line; memory_report() tells at any time."""
         return self._config.memory_breakdown
 
     def dump_state(self):

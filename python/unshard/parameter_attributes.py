@@ -1,4 +1,5 @@
-"""The attributes that scripts read from partitioned parameters (`ds_shape`, `ds_numel`, ...), as properties of torch.nn.Parameter.
+"""The attributes that scripts read from partitioned parameters (`ds_shape`, `ds_numel`, `all_gather()`, ...), as properties of
+torch.nn.Parameter.
 
 They are computed from the side table of owners: a parameter that no store has doesn't have them (`hasattr` is False).
 """
@@ -6,14 +7,18 @@ import enum
 
 import torch
 
+from torch.utils.weak import WeakTensorKeyDictionary
+
 from unshard import owners
+
+_gathered = WeakTensorKeyDictionary()      # parameter -> how often all_gather() pinned it
 
 
 class ZeroParamStatus(enum.Enum):
     """Where a parameter's values are now."""
     AVAILABLE = 1            # whole, readable below torch's operators
     NOT_AVAILABLE = 2        # in shards; an operator that receives it makes it whole
-    INFLIGHT = 3             # being gathered
+    INFLIGHT = 3             # being gathered; never seen: gathering ends before control comes back
 
 
 class ZeroParamType(enum.Enum):
@@ -36,13 +41,57 @@ def _info(parameter, name):
 
 
 def _status(parameter, name):
-    partitioned = _info(parameter, name)["partitioned"]
-    return ZeroParamStatus.NOT_AVAILABLE if partitioned else ZeroParamStatus.AVAILABLE
+    away = _info(parameter, name)["partitioned"] and not _gathered.get(parameter)
+    return ZeroParamStatus.NOT_AVAILABLE if away else ZeroParamStatus.AVAILABLE
 
 
 def _shard(parameter, name):
     owner = _owner(parameter, name)
     return owner.store.own_slice(owner.id)
+
+
+def _with(parameter, others):
+    return [parameter] if others is None else [others] if isinstance(others, torch.Tensor) else list(others)
+
+
+def _all_gather(parameter, name):
+    def all_gather(param_list=None, async_op=False, hierarchy=0):
+        """Make this parameter (or these) whole until partition()."""
+        for one in _with(parameter, param_list):
+            owner = _owner(one, name)
+            if owner.store.info(owner.id)["partitioned"]:
+                owner.store.pin([owner.id])
+                _gathered[one] = _gathered.get(one, 0) + 1
+    _owner(parameter, name)
+    return all_gather
+
+
+def _partition(parameter, name):
+    def partition(param_list=None, hierarchy=0, has_been_updated=False, free_data=True):
+        """Let go what all_gather() made whole; what was written meanwhile counts as everywhere."""
+        for one in _with(parameter, param_list):
+            owner = _owner(one, name)
+            for _ in range(_gathered.pop(one, 0)):
+                owner.store.unpin([owner.id])
+    _owner(parameter, name)
+    return partition
+
+
+def _partition_numel(parameter, name):
+    count = _info(parameter, name)["shard_numel"]
+    return lambda: count
+
+
+def _summary(parameter, name):
+    def ds_summary(slice_shape=False, use_debug_name=False):
+        """What is known of this parameter, as a dict."""
+        info = _info(parameter, name)
+        return {"id": info["name"] if use_debug_name else info["id"], "status": _status(parameter, name).name, "numel": parameter.numel(),
+                "ds_numel": info["numel"], "shape": tuple(parameter.shape), "ds_shape": tuple(info["sizes"]),
+                "requires_grad": parameter.requires_grad, "persist": not info["partitioned"],
+                "ds_tensor.shape": tuple(_shard(parameter, name).shape)}
+    _owner(parameter, name)
+    return ds_summary
 
 
 _READERS = {
@@ -52,6 +101,10 @@ _READERS = {
     "ds_status": _status,
     "ds_tensor": _shard,
     "ds_persist": lambda p, name: not _info(p, name)["partitioned"],
+    "all_gather": _all_gather,
+    "partition": _partition,
+    "partition_numel": _partition_numel,
+    "ds_summary": _summary,
 }
 
 

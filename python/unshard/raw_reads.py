@@ -1,12 +1,18 @@
-"""Methods of tensors that read bytes below torch's operators, where users expect an answer of a partitioned parameter: printing, which
-calls tolist, and `copy.deepcopy(model.state_dict())`. They get a whole copy; every other tensor is treated by torch as ever.
+"""Methods of tensors that go below torch's operators, where users expect an answer of a partitioned parameter: printing, which calls
+tolist, and `copy.deepcopy(model.state_dict())` get a whole copy; who asks for addresses to see which tensors share memory
+(safetensors, transformers), not to read there, gets numbers that say just that. Every other tensor is treated by torch as ever.
 """
 import functools
+import sys
 
 import torch
 
 _PARTITIONED = torch._C._dispatch_key_parse("DeferredInit")       # partitioned parameters and views of them have it (src/zero/touch.cc)
 _tolist, _deepcopy = torch.Tensor.tolist, torch.Tensor.__deepcopy__
+_address, _storage_address = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
+# Their functions that ask for a tensor's address to compare it.
+_COMPARE = ("_end_ptr", "_filter_shared_not_shared", "_find_disjoint", "_find_identical", "_is_complete")
+_NOWHERE = 1 << 63                                               # no address that a program can have: reading there fails
 
 
 def _is_partitioned(tensor):
@@ -26,6 +32,27 @@ def deepcopy(tensor, memo):
     return copied
 
 
+@functools.wraps(_address)
+def address(tensor):
+    try:
+        return _address(tensor)
+    except RuntimeError:
+        if not _is_partitioned(tensor) or sys._getframe(1).f_code.co_name not in _COMPARE:
+            raise
+        return storage_address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size()
+
+
+@functools.wraps(_storage_address)
+def storage_address(storage):
+    try:
+        return _storage_address(storage)
+    except RuntimeError as error:
+        if "is partitioned" not in str(error):
+            raise
+        return _NOWHERE | storage._cdata
+
+
 def install():
     """Idempotent."""
     torch.Tensor.tolist, torch.Tensor.__deepcopy__ = tolist, deepcopy
+    torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = address, storage_address

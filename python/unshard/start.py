@@ -7,6 +7,7 @@ from unshard import compiling, distributed, optim, owners, raw_reads, schedules,
 from unshard.config import choose, load_config
 from unshard.core import ConfigError, _core
 from unshard.engine import Engine, make_source
+from unshard.monitor import MonitorMaster, MonitorSettings
 from unshard.optimizer import ClientOptimizer, refuse_pieces
 
 # A frozen parameter may be unfrozen later, unless it is of another dtype (quantised weights, tables of indices).
@@ -34,7 +35,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         Goes before the JSON's.
     config, config_params : dict, path or base64 text
     deepspeed_defaults : bool
-        gradient_clipping absent from the JSON means 1.0, as in DeepSpeed.
+        gradient_clipping absent from the JSON means 1.0, and engine.train() returns None, as in DeepSpeed.
 
     Returns
     -------
@@ -57,8 +58,10 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         if torch.distributed.get_rank() == 0:
             for notice in config.notices():
                 _core.log_info(notice)
+        monitor = MonitorMaster(MonitorSettings.of(config_dict))
         engine = _make_engine(model, config, config_dict, optimizer, model_parameters)
-        engine.mpu, engine.collate_fn = mpu, collate_fn
+        engine.mpu, engine.collate_fn, engine.monitor, engine.training_data = mpu, collate_fn, monitor, training_data
+        engine._answers_self = not deepspeed_defaults
         engine.lr_scheduler = _scheduler(lr_scheduler, config, engine)
         if training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.modules import module as module_hooks
 
 from unshard import distributed, owners, raw_reads
-from unshard.config import choose, for_partitioning
+from unshard.config import choose, for_partitioning, load_config_dict
 from unshard.core import _core
 
 # Contexts entered and not left yet, innermost last, by thread: torch's registration hooks are process-wide, so each must know its turn.
@@ -76,14 +76,7 @@ class Init(contextlib.ContextDecorator):
         self._kept = 0                                    # elements of the parameters that stay whole
         if config is None:
             config = {"zero_optimization": {"stage": 3}}
-        config = choose(config=config)
-        if not isinstance(config, dict):
-            with open(config) as file:
-                text = file.read()
-            try:
-                config = json.loads(text)
-            except json.JSONDecodeError:                  # comments and the like: the engine's own reader takes them
-                config = json.loads(_core.Config.from_json(text).to_json())
+        config = load_config_dict(choose(config=config))
         self._config = _core.Config.from_json(json.dumps(for_partitioning(config)))
         self._threshold = self._config.zero.param_persistence_threshold
         return self._config.zero.stage == 3
@@ -234,6 +227,14 @@ def _tensors(params):
 def whole(tensors):
     """Context: `tensors` are readable below torch's operators. Not collective."""
     return GatheredParameters(tensors)
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(engine):
+    """Context: the engine's module, its parameters whole, for code that generates with it. Not needed for generate() itself; saves it the
+    fetching where the whole model fits."""
+    with GatheredParameters(list(engine.module.parameters())):
+        yield engine.module
 
 
 def register_external_parameter(module, parameter):

@@ -38,6 +38,11 @@ void general_fields(C& c, F&& field) {
   field("scheduler.type", c.scheduler.type);
   field("torch_autocast.enabled", c.autocast.enabled);
   field("torch_autocast.dtype", c.autocast.dtype);
+  field("checkpoint.tag_validation", c.checkpoint.tag_validation);
+  field("checkpoint.load_universal", c.checkpoint.load_universal);
+  field("checkpoint.writer.decoupled", c.checkpoint.decoupled);
+  field("unshard.checkpoint.async", c.checkpoint.background);
+  field("unshard.checkpoint.keep", c.checkpoint.keep);
   field("unshard.share_memory", Words{c.unshard.share_memory, "auto", "off"});
   field("unshard.host", c.unshard.host);
   field("unshard.timeout_s", c.unshard.timeout_s);
@@ -122,6 +127,7 @@ void load_fields(Config& config, const Checked& checked) {
   all_fields(config, [&](std::string_view path, auto&& member) {
     if (const Entry* entry = checked.find(path)) read(entry->value, member);
   });
+  config.checkpoint.background = config.checkpoint.background || config.checkpoint.decoupled;
   config.optimizer.params_json = checked.optimizer_params;
   config.scheduler.params_json = checked.scheduler_params;
   if (const NamedType* type = find_type("scheduler", config.scheduler.type)) config.scheduler.type = type->name;

@@ -23,10 +23,15 @@ Section top_level() {
            .note = "progress line every so many steps; null or infinity: never",
            .infinite = true},
           {.name = "dump_state", .initial = "false", .note = "print the engine's state at start"},
-          {.name = "disable_python_gc", .initial = "false", .state = accepted},
-          {.name = "log_level", .kind = string, .state = accepted},
+          {.name = "disable_python_gc", .initial = "false", .note = "Python's cyclic collector is off; engine.collect_python_gc()"},
+          {.name = "log_level",
+           .kind = choice,
+           .accepted = R"(["debug", "info", "warning", "error", "critical"])",
+           .note = "of the logger named DeepSpeed"},
           {.name = "wall_clock_breakdown", .initial = "false", .note = "time forward, backward and step"},
-          {.name = "memory_breakdown", .initial = "false", .state = accepted, .note = "engine.memory_report() tells at any time"},
+          {.name = "memory_breakdown",
+           .initial = "false",
+           .note = "memory at start and with each progress line; engine.memory_report() tells at any time"},
           {.name = "vocabulary_size", .kind = integer, .state = accepted, .range = {.min = 1}},
           {.name = "dataloader_drop_last", .initial = "false", .note = "drop the last partial batch"},
           {.name = "use_data_before_expert_parallelism", .initial = "false", .state = accepted},
@@ -181,7 +186,22 @@ Section unshard_section() {
            .initial = R"("")",
            .note = "a folder: what each rank does when, as traces and as a page (docs/timeline.md). The environment's "
                    "UNSHARD_TIMELINE wins"},
+          {.name = "checkpoint", .kind = section},
       }};
+}
+
+Section unshard_checkpoint_section() {
+  return {"unshard.checkpoint",
+          {
+              {.name = "async",
+               .initial = "false",
+               .note = "save_checkpoint returns when the values are copied to host memory; files are written while training goes on"},
+              {.name = "keep",
+               .kind = integer,
+               .initial = "0",
+               .range = {.min = 0, .max = 1e9},
+               .note = "after a save, remove all but the newest so many checkpoints of the folder; 0: keep all"},
+          }};
 }
 
 }  // namespace
@@ -207,7 +227,7 @@ std::vector<Section> general_sections() {
                    },
                    {},
                    true};
-  return {top_level(), fp16_section(), bf16_section(), autocast, types, msamp, unshard_section()};
+  return {top_level(), fp16_section(), bf16_section(), autocast, types, msamp, unshard_section(), unshard_checkpoint_section()};
 }
 
 }  // namespace unshard::config

@@ -9,25 +9,26 @@ using enum State;
 
 constexpr std::string_view kJobName = R"("DeepSpeedJobName")";
 
-Key enabled() { return {.name = "enabled", .initial = "false", .state = not_built}; }
+Key enabled(State state = not_built) { return {.name = "enabled", .initial = "false", .state = state}; }
 
 std::vector<Section> monitors() {
-  Section tensorboard = {"tensorboard",
-                         {
-                             enabled(),
-                             {.name = "output_path", .kind = string, .initial = R"("")", .state = accepted},
-                             {.name = "job_name", .kind = string, .initial = kJobName, .state = accepted},
-                         },
-                         {},
-                         true};
+  Section tensorboard = {
+      "tensorboard",
+      {
+          enabled(built),
+          {.name = "output_path", .kind = string, .initial = R"("")", .note = "folder; files go to output_path/job_name"},
+          {.name = "job_name", .kind = string, .initial = kJobName},
+      },
+      {},
+      true};
   Section csv = tensorboard;
   csv.path = "csv_monitor";
   Section wandb = {"wandb",
                    {
-                       enabled(),
-                       {.name = "group", .kind = string, .state = accepted},
-                       {.name = "team", .kind = string, .state = accepted},
-                       {.name = "project", .kind = string, .initial = R"("deepspeed")", .state = accepted},
+                       enabled(built),
+                       {.name = "group", .kind = string},
+                       {.name = "team", .kind = string},
+                       {.name = "project", .kind = string, .initial = R"("deepspeed")"},
                    },
                    {},
                    true};
@@ -51,11 +52,11 @@ std::vector<Section> monitors() {
 std::vector<Section> profilers() {
   Section comms = {"comms_logger",
                    {
-                       enabled(),
-                       {.name = "verbose", .initial = "false", .state = accepted},
-                       {.name = "prof_all", .initial = "true", .state = accepted},
-                       {.name = "debug", .initial = "false", .state = accepted},
-                       {.name = "prof_ops", .kind = strings, .initial = "[]", .state = accepted},
+                       enabled(built),
+                       {.name = "verbose", .initial = "false", .note = "a line a call of deepspeed.comm"},
+                       {.name = "prof_all", .initial = "true", .note = "false: only what prof_ops names"},
+                       {.name = "debug", .initial = "false", .note = "the record's name has the calling function"},
+                       {.name = "prof_ops", .kind = strings, .initial = "[]"},
                    },
                    {},
                    true};

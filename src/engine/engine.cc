@@ -5,10 +5,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "engine_state.h"
+#include "save_job.h"
 #include "unshard/core/error.h"
+#include "unshard/core/log.h"
 
 namespace unshard {
 namespace {
@@ -22,6 +25,8 @@ Engine::Engine(const NamedParameters& parameters, const Config& config, std::sha
 // No communication here: after an exception the peers may be gone. The store turns what it can back by itself.
 Engine::~Engine() {
   if (!state_) return;
+  if (const auto error = state_->background_save ? state_->background_save->wait() : std::string(); !error.empty())
+    log_warning(state_->comm->rank(), cat("a save in the background failed: ", error));
   state_->hooks.detach();
   state_->close_timeline();
 }
@@ -163,6 +168,12 @@ LrSchedule* Engine::schedule() const { return state_->schedule.get(); }
 void Engine::destroy() {
   auto& s = *state_;
   if (s.destroyed) return;
+  std::exception_ptr save_error;  // thrown when everything has been given back
+  try {
+    s.finish_save();
+  } catch (const CheckpointError&) {
+    save_error = std::current_exception();
+  }
   s.hooks.detach();
   s.store->release_all();
   s.close_timeline();
@@ -174,6 +185,7 @@ void Engine::destroy() {
   s.optimizer.reset();
   s.options = {};
   s.model = {};
+  if (save_error) std::rethrow_exception(save_error);
 }
 
 }  // namespace unshard

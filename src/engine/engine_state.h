@@ -1,7 +1,9 @@
 #pragma once
 // What an engine holds. Its work is split by subject: construct.cc, engine.cc (the training protocol), step.cc (the update), access.cc
-// (whole tensors and pieces), offload.cc (inference, moving states, accounts), save_load.cc.
+// (whole tensors and pieces), offload.cc (inference, moving states, accounts), save.cc and load.cc.
 #include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -16,6 +18,7 @@
 #include "gradients.h"
 #include "masters.h"
 #include "model.h"
+#include "unshard/checkpoint/source.h"
 #include "unshard/comm/communicator.h"
 #include "unshard/comm/host_group.h"
 #include "unshard/engine/engine.h"
@@ -25,10 +28,18 @@
 
 namespace unshard {
 
-class TensorFile;
+struct PieceToSave;
+struct SaveJob;
+class BackgroundSave;
 
-struct Counters {
-  std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0, applied_updates = 0;
+/// What a load will fill, found out before it begins.
+struct LoadPlan {
+  struct Item {
+    const ModelParameter* parameter;
+    const checkpoint::SavedParameter* saved;
+  };
+  std::vector<Item> parameters;
+  bool with_weights = true, with_optimizer = false, with_groups = false;
 };
 
 struct Engine::State {
@@ -78,13 +89,30 @@ struct Engine::State {
   void close_timeline();
   void count_memory();
 
-  // save_load.cc
-  std::string manifest(const std::string& client_state) const;
-  void write_rank_file(const std::string& path);
-  void agree_checkpoint(const std::string& error, const char* where);
-  void check_saved(const TensorFile& file, const std::string& manifest_text, bool load_optimizer) const;
-  void restore(const TensorFile& file, const std::string& manifest_text, bool load_optimizer);
-  void fill_domain(const at::Tensor& domain, const at::Tensor& piece, const ModelParameter& parameter);
+  // save.cc
+  void agree_checkpoint(const std::string& error, const char* where);  ///< collective
+  void attempt(const char* where, const std::function<void()>& work);  ///< collective: work that may fail on one rank
+  at::Tensor logical_piece(const at::Tensor& piece, const ModelParameter& parameter, const std::string& kind);
+  std::vector<PieceToSave> pieces_to_save(bool exclude_frozen);
+  checkpoint::Contents contents(const SaveOptions& save) const;
+  SaveJob make_save_job(const std::string& directory, const SaveOptions& save);
+  void save_now(SaveJob& job);
+  void finish_save();  ///< collective while one is in the background
+
+  // load.cc
+  void begin_load(const std::string& call);
+  LoadReport load_from(checkpoint::Source* source, std::string error, const LoadOptions& load);
+  const checkpoint::SavedParameter* saved_of(const ModelParameter& parameter,
+                                             const std::map<std::string, const checkpoint::SavedParameter*>& saved) const;
+  LoadPlan plan_load(const checkpoint::Contents& contents, const LoadOptions& load, LoadReport& report) const;
+  void check_optimizer(const checkpoint::Contents& contents) const;
+  checkpoint::Range range_of(const ModelParameter& parameter, const std::string& kind, const std::string& name) const;
+  std::vector<checkpoint::Range> ranges_of(const LoadPlan& plan) const;
+  void fill_domain(const at::Tensor& domain, checkpoint::Source& source, const checkpoint::Range& range, const ModelParameter& parameter);
+  void fill_states(checkpoint::Source& source, const ModelParameter& parameter, const checkpoint::SavedParameter& saved);
+  void fill_weights(checkpoint::Source& source, const ModelParameter& parameter, const checkpoint::SavedParameter& saved);
+  void fill_values(checkpoint::Source& source, const LoadPlan& plan);
+  void take_progress(const checkpoint::Contents& saved, const LoadPlan& plan);
 
   // Small helpers.
   bool keeps_whole() const { return config.zero.stage == 0; }
@@ -114,11 +142,13 @@ struct Engine::State {
   std::int64_t micro_steps_since_boundary = 0;
   std::optional<bool> boundary_override;
   bool no_sync = false, destroyed = false, inference = false;
+  bool half_loaded = false;     ///< see [Note: nothing half loaded]
   std::set<std::string> moved;  ///< kinds of state that rest in host memory between phases
   bool step_applied = false, overflowed = false, loss_was_bad = false;
   std::optional<double> grad_norm;
   StepTimes times;
   bool writes_timeline = false;
+  std::shared_ptr<BackgroundSave> background_save;
   double forward_ms = 0;
   std::chrono::steady_clock::time_point forward_start;
 };

@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include <ATen/TensorGeometry.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -71,6 +72,8 @@ std::string check_memory(const std::vector<ModelParameter>& parameters, int stag
 }
 
 }  // namespace
+
+bool ModelParameter::is_row_major() const { return at::geometry_is_contiguous(geometry.sizes, geometry.strides); }
 
 std::string Model::prepare(const NamedParameters& parameters, const std::vector<ParamGroup>& groups,
                            std::optional<c10::ScalarType> compute_dtype, int stage, const ParameterStore* store) {
@@ -203,6 +206,12 @@ const ModelParameter* Model::find(const std::string& name) const {
     if (alias.name == name) return &parameters_[alias.index];
   }
   return nullptr;
+}
+
+std::map<std::string, std::string> Model::shared_names() const {
+  std::map<std::string, std::string> names;
+  for (const auto& alias : aliases_) names.emplace(alias.name, parameters_[alias.index].name);
+  return names;
 }
 
 std::int64_t Model::numel() const {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ struct ModelParameter {
   c10::ScalarType original_dtype{};
   Geometry geometry;
   bool is_trained() const { return group >= 0; }
+  bool is_row_major() const;  ///< in memory
 };
 
 /// In registration order; find by id.
@@ -49,6 +51,8 @@ class Model {
   const ModelParameter& at(int id, const char* where) const;
   /// The parameter or a tied alias of that name.
   const ModelParameter* find(const std::string& name) const;
+  /// Further names of tied parameters -> the name.
+  std::map<std::string, std::string> shared_names() const;
   std::int64_t numel() const;
   std::int64_t largest_numel() const;
   std::int64_t hidden_size() const;  ///< the smaller side of the largest matrix; 0 without one

@@ -32,6 +32,7 @@ double clip_factor(double norm, double max_norm) { return max_norm > 0 ? 1 / std
 
 void Engine::State::step() {
   require_alive("step");
+  require(!half_loaded, "[engine.step] the last load() failed while values were being replaced; load a checkpoint first");
   require(!no_sync, "[engine.step] called inside no_sync(); leave it before the update (gradients have added up)");
   const bool boundary = is_boundary();
   step_applied = overflowed = false;

@@ -55,6 +55,11 @@ void bind_sections(py::module_& module) {
       .def_readonly("gather_16bit_weights_on_model_save", &ZeroConfig::gather_16bit_weights_on_model_save)
       .def_property_readonly("offload_optimizer", [](const ZeroConfig& z) { return device_name(z.offload_optimizer.device); })
       .def_property_readonly("offload_param", [](const ZeroConfig& z) { return device_name(z.offload_param.device); });
+  py::class_<CheckpointConfig>(module, "CheckpointConfig")
+      .def_readonly("tag_validation", &CheckpointConfig::tag_validation)
+      .def_readonly("load_universal", &CheckpointConfig::load_universal)
+      .def_readonly("background", &CheckpointConfig::background)
+      .def_readonly("keep", &CheckpointConfig::keep);
   py::class_<UnshardConfig>(module, "UnshardConfig")
       .def_readwrite("share_memory", &UnshardConfig::share_memory)
       .def_readwrite("host", &UnshardConfig::host)
@@ -89,6 +94,7 @@ void bind_config(py::module_& module) {
       .def_readonly("bf16", &Config::bf16)
       .def_readonly("autocast", &Config::autocast)
       .def_readonly("zero", &Config::zero)
+      .def_readonly("checkpoint", &Config::checkpoint)
       .def_readonly("unshard", &Config::unshard)
       .def_readonly("gradient_clipping", &Config::gradient_clipping)
       .def_readonly("gradient_clipping_defaulted", &Config::gradient_clipping_defaulted)

@@ -6,7 +6,6 @@
 namespace unshard::python {
 namespace {
 
-using EngineHandle = Handle<Engine>;
 using GroupTuple = std::pair<std::vector<std::string>, GroupOptions>;
 
 EngineHandle make_engine(const NamedParameters& parameters, const Config& config, const CommHandle& comm,
@@ -167,12 +166,6 @@ void bind_engine(py::module_& module) {
       .def(
           "reload_states", [](const EngineHandle& e) { e->reload_states(); }, NoGil())
       .def(
-          "save", [](const EngineHandle& e, const std::string& directory, const std::string& client) { e->save(directory, client); },
-          py::arg("directory"), py::arg("client_state_json") = "{}", NoGil())
-      .def(
-          "load", [](const EngineHandle& e, const std::string& directory, bool optimizer) { return e->load(directory, optimizer); },
-          py::arg("directory"), py::arg("load_optimizer") = true, NoGil())
-      .def(
           "close_timeline", [](const EngineHandle& e) { e->close_timeline(); }, NoGil())
       .def_property_readonly("writes_timeline", [](const EngineHandle& e) { return e->writes_timeline(); })
       .def(
@@ -180,6 +173,7 @@ void bind_engine(py::module_& module) {
   bind_training(cls);
   bind_tensors(cls);
   bind_reports(cls);
+  bind_checkpoint(module, cls);
 }
 
 }  // namespace unshard::python

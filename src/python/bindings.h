@@ -8,6 +8,7 @@
 
 #include "unshard/comm/communicator.h"
 #include "unshard/comm/run_record.h"
+#include "unshard/engine/engine.h"
 #include "unshard/optim/optimizer.h"
 #include "unshard/zero/parameter_store.h"
 
@@ -55,6 +56,10 @@ using RecordHandle = Handle<RunRecord>;
 using CommHandle = Handle<Communicator>;
 using StoreHandle = Handle<ParameterStore>;
 using OptimizerHandle = Handle<Optimizer>;
+using EngineHandle = Handle<Engine>;
+
+/// Saving and loading, beside the rest of the engine.
+void bind_checkpoint(py::module_& module, py::class_<EngineHandle>& engine);
 
 /// torch registers these classes with holders of its own, so the objects are reached by pointer and counted by their own counter.
 template <class T>

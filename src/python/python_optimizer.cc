@@ -26,6 +26,11 @@ std::vector<std::string> PythonOptimizer::state_names() const {
   return client_->attr("state_names")().cast<std::vector<std::string>>();
 }
 
+void PythonOptimizer::expect_states(const std::vector<std::string>& names) {
+  py::gil_scoped_acquire gil;
+  client_->attr("expect")(names);
+}
+
 at::Tensor PythonOptimizer::state(int parameter, std::string_view name, const at::Tensor& like) {
   py::gil_scoped_acquire gil;
   const py::object value = client_->attr("state")(parameter, std::string(name), like);

@@ -11,6 +11,7 @@ class PythonOptimizer : public Optimizer {
   std::string type() const override { return type_; }
   void step(const std::vector<UpdateItem>& items, const std::vector<GroupOptions>& groups, const UpdateScale& scale) override;
   std::vector<std::string> state_names() const override;
+  void expect_states(const std::vector<std::string>& names) override;
   at::Tensor state(int parameter, std::string_view name, const at::Tensor& like) override;
   std::int64_t step_count(int parameter) const override;
   void set_step_count(int parameter, std::int64_t steps) override;

@@ -68,7 +68,7 @@ for name in dir(unshard):
 def test_names_of_later_work_say_so_and_are_absent_for_hasattr():
     run("""
 import deepspeed
-for holder, name in ((deepspeed, "moe"), (deepspeed, "init_inference"), (deepspeed.zero, "TiledLinear"), (deepspeed.ops, "lamb")):
+for holder, name in ((deepspeed, "moe"), (deepspeed, "init_inference"), (deepspeed.zero, "MiCS_Init"), (deepspeed.ops, "lamb")):
     assert not hasattr(holder, name)
     try:
         getattr(holder, name)
@@ -80,9 +80,9 @@ assert not hasattr(deepspeed, "no_such_thing")
 
 
 @pytest.mark.parametrize("module, name", [
-    ("deepspeed", "init_inference"), ("deepspeed", "PipelineModule"), ("deepspeed.zero", "TiledLinear"),
-    ("deepspeed.runtime.zero", "TiledLinear"), ("deepspeed.utils", "OnDevice"), ("deepspeed.comm", "log_summary"),
-    ("deepspeed.runtime.utils", "clip_grad_norm_")])
+    ("deepspeed", "init_inference"), ("deepspeed", "PipelineModule"), ("deepspeed.zero", "MiCS_Init"),
+    ("deepspeed.runtime.zero", "MiCS_Init"), ("deepspeed.checkpointing", "CheckpointFunction"),
+    ("deepspeed.runtime.utils", "PartitionedTensor")])
 def test_a_name_of_later_work_can_be_imported_and_says_so_when_used(module, name):
     run(f"""
 from {module} import {name} as later
@@ -105,13 +105,14 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
 @pytest.mark.parametrize("statement, named", [
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
     ("from deepspeed import moe", "deepspeed.moe"), ("import deepspeed.moe.layer", "deepspeed.moe"),
-    ("from deepspeed.utils.zero_to_fp32 import main", "deepspeed.utils.zero_to_fp32"), ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
-    ("from deepspeed.monitor.monitor import Monitor", "deepspeed.monitor"), ("import deepspeed.profiling", "deepspeed.profiling"),
-    ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.checkpoint", "deepspeed.checkpoint"),
-    ("from deepspeed.runtime.config import DeepSpeedConfig", "deepspeed.runtime.config"),
-    ("import deepspeed.runtime.zero.stage3", "deepspeed.runtime.zero.stage3"), ("import deepspeed.utils.timer", "deepspeed.utils.timer"),
-    ("from deepspeed.comm.comm import init_distributed", "deepspeed.comm.comm"),
-    ("from deepspeed.ops.adam.cpu_adam import DeepSpeedCPUAdam", "deepspeed.ops.adam.cpu_adam")])
+    ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
+    ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
+    ("import deepspeed.profiling", "deepspeed.profiling"),
+    ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.runtime.fp16", "deepspeed.runtime.fp16"),
+    ("import deepspeed.runtime.zero.mics", "deepspeed.runtime.zero.mics"), ("import deepspeed.utils.nvtx", "deepspeed.utils.nvtx"),
+    ("from deepspeed.comm.ccl import CCLBackend", "deepspeed.comm.ccl"),
+    ("from deepspeed.ops.adam.zenflow_cpu_adam import ZenFlowCPUAdam", "deepspeed.ops.adam.zenflow_cpu_adam")])
 def test_importing_a_module_of_later_work_fails_with_one_line(statement, named):
     run(f"""
 import deepspeed

@@ -73,6 +73,15 @@ struct ZeroConfig {
   OffloadConfig offload_optimizer, offload_param;
 };
 
+struct CheckpointConfig {
+  std::string tag_validation = "Warn";  ///< what happens when ranks save under different tags: "Ignore", "Warn", "Fail"
+  bool load_universal = false;          ///< a checkpoint to load is in DeepSpeed's universal layout
+  /// Files are written while training goes on. JSON unshard.checkpoint.async, or checkpoint.writer.decoupled.
+  bool background = false;
+  bool decoupled = false;
+  int keep = 0;  ///< remove all but the newest so many; 0: keep all. JSON unshard.checkpoint.keep
+};
+
 /// Options of Unshard's own, JSON section "unshard".
 struct UnshardConfig {
   /// "auto": ranks on one host share memory; "off": every transfer goes through c10d (used by tests to exercise the gather path).
@@ -120,6 +129,7 @@ class Config {
   Bf16Config bf16;
   AutocastConfig autocast;
   ZeroConfig zero;
+  CheckpointConfig checkpoint;
   UnshardConfig unshard;
   double gradient_clipping = 0;                 ///< max global 2-norm; 0: off
   bool gradient_clipping_defaulted = false;     ///< true: the drop-in's 1.0 is in force and must be said in one line

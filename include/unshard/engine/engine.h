@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "unshard/core/config.h"
+#include "unshard/engine/state_options.h"
 #include "unshard/optim/optimizer.h"
 
 namespace unshard {
@@ -20,6 +21,9 @@ class Communicator;
 class ParameterStore;
 class LrSchedule;
 class LossScaler;
+namespace checkpoint {
+class Source;
+}
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -132,10 +136,20 @@ class Engine {
   void offload_states(const std::vector<std::string>& include = {}, const std::string& device = "cpu");
   void reload_states();
 
-  /// Whole training state of this rank to `directory` (collective), and back. Same world size for now; any stage, any dtype setting.
-  void save(const std::string& directory, const std::string& client_state_json = "{}");
-  /// \return the client state.
-  std::string load(const std::string& directory, bool load_optimizer = true);
+  /// The whole training state to the folder `directory`, each rank its own pieces; collective. The folder is complete or absent whoever is
+  /// killed when, and a former one of that name stays until then. In the background (see SaveOptions) it costs one copy in host memory; the
+  /// next save(), load(), finish_save() or destroy() waits for it and throws what went wrong.
+  /// \throws CheckpointError on all ranks, naming file and reason. \throws std::invalid_argument in the middle of an accumulation.
+  void save(const std::string& directory, const SaveOptions& options = {});
+  /// Wait until a save in the background is on the disk; collective.
+  void finish_save();
+  bool is_saving() const;  ///< one is in the background, as far as save(), load() and finish_save() know
+  /// Back to a state saved at any world size, stage and dtype; collective. Reads what this rank keeps (at stage 0 everything); needs little
+  /// memory beside that.
+  /// \throws CheckpointError on all ranks, naming file and reason; nothing was changed.
+  LoadReport load(const std::string& directory, const LoadOptions& options = {});
+  /// The same from whatever implements Source; each rank has its own.
+  LoadReport load_from(checkpoint::Source& source, const LoadOptions& options = {});
 
   MemoryReport memory() const;
   StepTimes times() const;

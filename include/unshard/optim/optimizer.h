@@ -43,6 +43,8 @@ class Optimizer {
   virtual void step(const std::vector<UpdateItem>& items, const std::vector<GroupOptions>& groups, const UpdateScale& scale) = 0;
   /// Names of per-element states ("exp_avg", "exp_avg_sq"), in a fixed order.
   virtual std::vector<std::string> state_names() const = 0;
+  /// Names of states that are about to be loaded, for optimizers that know theirs only after their first step.
+  virtual void expect_states(const std::vector<std::string>& /*names*/) {}
   /// Flat state of one parameter's piece (created if missing, zero, given `like`'s numel), or undefined for an unknown name.
   virtual at::Tensor state(int parameter, std::string_view name, const at::Tensor& like) = 0;
   virtual std::int64_t step_count(int parameter) const = 0;

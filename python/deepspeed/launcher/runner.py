@@ -1,10 +1,12 @@
 """`deepspeed`, `ds`, `deepspeed.pt` and `python -m deepspeed.launcher.runner`: Unshard's launcher under DeepSpeed's name."""
+import os
 import sys
 
 from unshard.launcher.hosts import read_hostfile, select
 from unshard.launcher.options import HOSTFILE, build_parser
 
 DLTS_HOSTFILE = HOSTFILE
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")     # accelerate's launcher appends to that file
 
 
 def parse_args(args=None):

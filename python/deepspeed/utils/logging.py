@@ -1,26 +1,15 @@
 """The logger named DeepSpeed, as scripts know it."""
-import logging
-import sys
-
-import torch.distributed as dist
-
-
-def _make_logger():
-    made = logging.getLogger("DeepSpeed")
-    if not made.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] %(message)s"))
-        made.addHandler(handler)
-        made.setLevel(logging.INFO)
-        made.propagate = False
-    return made
+from unshard.loggers import LEVELS as log_levels
+from unshard.loggers import (create_logger, log_dist, logger, print_dist, print_json_dist, set_log_level_from_string, should_log_le,
+                             warning_once)
+from unshard.loggers import level_of as get_log_level_from_string
 
 
-logger = _make_logger()
+class LoggerFactory:
+    """Loggers by name."""
+
+    create_logger = staticmethod(create_logger)
 
 
-def log_dist(message, ranks=None, level=logging.INFO):
-    """Log on the given ranks only (default, or -1 among them: all)."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    if not ranks or -1 in ranks or rank in ranks:
-        logger.log(level, f"[Rank {rank}] {message}")
+__all__ = ["LoggerFactory", "create_logger", "get_log_level_from_string", "log_dist", "log_levels", "logger", "print_dist",
+           "print_json_dist", "set_log_level_from_string", "should_log_le", "warning_once"]

@@ -1,7 +1,19 @@
 """Names of partitioned parameters under their old path."""
+import torch
+
 from deepspeed.accelerator import get_accelerator
 from deepspeed.zero import (GatheredParameters, Init, ZeroParamStatus, ZeroParamType, register_external_parameter,
                             unregister_external_parameter)
 
+# Hugging Face looks these up, to keep DeepSpeed's zero.Init from changing the dtype of torch.arange: it redirects torch's constructors.
+# Ours leaves them alone, so there is nothing to wrap.
+_orig_torch_arange = torch.arange
+
+
+def zero_wrapper_for_fp_tensor_constructor(fn, target_fp_dtype, target_device=None):
+    """`fn` as it is."""
+    return fn
+
+
 __all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "get_accelerator", "register_external_parameter",
-           "unregister_external_parameter"]
+           "unregister_external_parameter", "zero_wrapper_for_fp_tensor_constructor"]

@@ -1,0 +1,4 @@
+"""Under its old path."""
+from deepspeed.monitor.monitor import TensorBoardMonitor
+
+__all__ = ["TensorBoardMonitor"]

@@ -1,0 +1,4 @@
+"""Under its old path."""
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+__all__ = ["DeepSpeedCPUAdam"]

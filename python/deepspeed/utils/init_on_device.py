@@ -1,0 +1,4 @@
+"""OnDevice under its old path."""
+from unshard.on_device import OnDevice
+
+__all__ = ["OnDevice"]

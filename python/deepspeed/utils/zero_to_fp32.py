@@ -1,0 +1,5 @@
+"""deepspeed.utils.zero_to_fp32."""
+from unshard.checkpoint.consolidate import (convert_zero_checkpoint_to_fp32_state_dict, get_fp32_state_dict_from_zero_checkpoint,
+                                            load_state_dict_from_zero_checkpoint)
+
+__all__ = ["convert_zero_checkpoint_to_fp32_state_dict", "get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_from_zero_checkpoint"]
