@@ -105,7 +105,8 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
 @pytest.mark.parametrize("statement, named", [
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
     ("from deepspeed import moe", "deepspeed.moe"), ("import deepspeed.moe.layer", "deepspeed.moe"),
-    ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"), ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
+    ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
     ("from deepspeed.monitor.monitor import Monitor", "deepspeed.monitor"), ("import deepspeed.profiling", "deepspeed.profiling"),
     ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
     ("from deepspeed.runtime.config import DeepSpeedConfig", "deepspeed.runtime.config"),

@@ -110,6 +110,12 @@ class DeepSpeedSource(Source):
         progress(total, total, "")
 
 
+def open(folder, groups=None):  # noqa: A001  (`deepspeed_reader.open`)
+    """The Source of a folder of DeepSpeed's, universal or not; `groups` as in DeepSpeedSource."""
+    from unshard.checkpoint.universal_reader import UniversalSource, is_universal_folder
+    return UniversalSource(folder) if is_universal_folder(folder) else DeepSpeedSource(folder, groups)
+
+
 def read_states(path):
     value = read_torch_file(path)
     if not isinstance(value, dict):
