@@ -1,6 +1,7 @@
 """Ratios against the targets, and the tables of docs/performance.md."""
 import pathlib
 
+import checkpoints
 import hosts
 
 DOC = pathlib.Path(__file__).resolve().parents[1] / "docs" / "performance.md"
@@ -24,6 +25,7 @@ def targets(results):
     rows += update_targets(results.get("update", {})) + collective_targets(results.get("collectives", []))
     if results.get("touch"):
         rows.append(target("a touched, resident parameter, us an operator", results["touch"]["touched_us"], 0.5, True))
+    rows += checkpoints.targets(results.get("checkpoint", {}), target)
     rows += hosts.targets(results.get("hosts", {}), target, name_of)
     startup = results.get("startup", {}).get("unshard")
     if startup:
@@ -110,6 +112,7 @@ def document(results):
         parts += ["### Start-up", table(["", "import over torch, s", "first initialize, s", "first step, s"],
                                         [[name, *(f"{row[key]:.2f}" for key in ("import_s", "initialize_s", "first_step_s"))]
                                          for name, row in results["startup"].items()])]
+    parts += checkpoints.tables(results.get("checkpoint", {}), table)
     parts += hosts.tables(results.get("hosts", {}), table, name_of)
     rows = [[what, f"{value:.3g}", wanted, "met" if met else "**not met**"] for what, value, wanted, met in targets(results)]
     parts += ["### Against the targets", table(["", "measured", "wanted", ""], rows)]

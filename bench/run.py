@@ -1,6 +1,6 @@
 """`make bench`: speed and memory of Unshard beside its peers, in one run on one machine.
 
-    python bench/run.py [--only training,update,collectives,startup,touch,hosts] [--rounds N] [--quick] [--no-document]
+    python bench/run.py [--only training,update,collectives,startup,touch,hosts,checkpoint] [--rounds N] [--quick] [--no-document]
 
 UNSHARD_PEERS_PYTHON names the interpreter of an environment with DeepSpeed; without it DeepSpeed is left out, and that is said. DeepSpeed's
 first run there compiles its operators, which takes minutes; the bench does that once before it measures.
@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 
+import checkpoints
 import hosts
 import questions
 import report
 from ranks import BenchError, run
 
 BENCH = pathlib.Path(__file__).resolve().parent
-ALL = ["training", "update", "collectives", "startup", "touch", "hosts"]
+ALL = ["training", "update", "collectives", "startup", "touch", "hosts", "checkpoint"]
 
 
 def find_peers():
@@ -72,6 +73,8 @@ def measure(options, peers, failures):
         elif what == "hosts":
             results[what] = hosts.question(peers, failures, min(options.rounds, 2), min(options.steps, hosts.STEPS), questions.say,
                                            options.modes.split(",") if options.modes else None)
+        elif what == "checkpoint":
+            results[what] = checkpoints.question(peers, failures, options.rounds, 4 if options.quick else 60, questions.say)
         else:
             raise SystemExit(f"bench: there is no question '{what}'; there is {', '.join(ALL)}")
     return results

@@ -15,9 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUITE = ROOT.parent / "shared" / "conformance"
 
 READY = ["seed_*", "zero_*", "bf16*", "fp16_scaler*", "accumulation*", "clipping*", "schedulers*", "optimizers*", "batch_size", "offload*",
-         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*"]
+         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*", "checkpoint*"]
 WAITING = {
-    "checkpoint*": "save_checkpoint and load_checkpoint in DeepSpeed's layout",
     "consolidate*": "whole weights from a checkpoint",
     "universal*": "checkpoints for another number of ranks",
     "frozen_lora*": "checkpoints without the frozen parameters",

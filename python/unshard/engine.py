@@ -8,6 +8,7 @@ from unshard import owners
 from unshard.compiling import admit_higher_order_operators, backend_for
 from unshard.core import _core
 from unshard.data import engine_loader
+from unshard.engine_checkpoint import EngineCheckpoint
 from unshard.engine_settings import EngineSettings
 from unshard.engine_state import EngineState
 from unshard.optim import group_options
@@ -15,7 +16,7 @@ from unshard.optim import group_options
 _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Engine(EngineSettings, EngineState, torch.nn.Module):
+class Engine(EngineSettings, EngineState, EngineCheckpoint, torch.nn.Module):
     """Runs forward, backward and step of `module` at any ZeRO stage. Made by `initialize`; unknown attributes are the module's."""
 
     def __init__(self, module, core, config, config_dict, device, optimizer=None, client_optimizer=None, local_rank=0):
@@ -229,10 +230,12 @@ class Engine(EngineSettings, EngineState, torch.nn.Module):
 
     def destroy(self):
         """The module is a plain torch module again and the engine's memory is given back; the engine can't be used after it."""
-        self._core.destroy()
-        owners.forget(self._names, self)
-        if self._recording is not None:
-            owners.finish_timeline(self._recording)
+        try:
+            self._core.destroy()                      # raises what went wrong with a save in the background, when all else is done
+        finally:
+            owners.forget(self._names, self)
+            if self._recording is not None:
+                owners.finish_timeline(self._recording)
 
     # ---- compile --------------------------------------------------------------------------------------------------------------------
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):

@@ -1,16 +1,14 @@
-"""Saving and loading through the engine: state dicts, whole weights, checkpoints."""
+"""State dicts and whole weights of the engine's module. Checkpoints are in engine_checkpoint."""
 import os
 
 import torch
 
-from unshard.core import CheckpointError, _core
+from unshard.core import _core
 from unshard.zero import whole
-
-_PYTHON_STATE = "python_state.pt"      # beside the engine's own files: buffers, schedule, groups, the user's client_state
 
 
 class EngineState:
-    """Mixed into Engine: everything that reads or writes the training state."""
+    """Mixed into Engine."""
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
         """The module's state dict (names without a prefix)."""
@@ -63,69 +61,3 @@ class EngineState:
         return True
 
     save_fp16_model = save_16bit_model
-
-    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
-        """The whole training state to `save_dir/tag` (default global_step{N}); all ranks call. Returns True."""
-        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
-        folder = os.path.join(save_dir, tag)
-        os.makedirs(folder, exist_ok=True)
-        self._apply_waiting_values()
-        self._core.save(folder)
-        if self.global_rank == 0:
-            torch.save(self._python_state(client_state or {}), os.path.join(folder, _PYTHON_STATE))
-        self._store.check_all_in(f"save_checkpoint(tag={tag})")
-        if save_latest and self.global_rank == 0:
-            written = os.path.join(save_dir, ".latest")
-            with open(written, "w") as file:
-                file.write(tag)
-            os.replace(written, os.path.join(save_dir, "latest"))
-        self._store.check_all_in(f"save_checkpoint(tag={tag}), latest")
-        return True
-
-    def _python_state(self, client_state):
-        groups = [] if self.optimizer is None else [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
-        schedule = self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
-        names = [] if self.optimizer is None else self.optimizer._core_optimizer.state_names()
-        return {"state_names": names, "buffers": dict(self.module.named_buffers()), "groups": groups, "lr_scheduler": schedule,
-                "client_state": client_state}
-
-    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True, load_lr_scheduler_states=True,
-                        load_module_only=False, custom_load_fn=None):
-        """Back to a saved state; all ranks call. Returns (path of the tag's file, client_state), or (None, None) when `load_dir` names no
-        tag. Raises CheckpointError for a tag that isn't there or a file that can't be used."""
-        if tag is None:
-            latest = os.path.join(load_dir, "latest")
-            if not os.path.isfile(latest):
-                _core.log_warning(self.global_rank, f"load_checkpoint: {latest} isn't there; nothing was loaded")
-                return None, None
-            with open(latest) as file:
-                tag = file.read().strip()
-        folder = os.path.join(load_dir, str(tag))
-        path = os.path.join(folder, _PYTHON_STATE)
-        if not os.path.isfile(path):
-            raise CheckpointError(f"[load_checkpoint] {folder} holds no checkpoint; tags there: "
-                                  f"{sorted(e.name for e in os.scandir(load_dir) if e.is_dir()) if os.path.isdir(load_dir) else 'none'}")
-        state = _read_python_state(path)
-        self._waiting_values.clear()
-        if self._client_face is not None:
-            self._client_face.expect(state["state_names"])
-        self._core.load(folder, load_optimizer_states and not load_module_only)
-        own = dict(self.module.named_buffers())
-        for name, value in state["buffers"].items():
-            if name in own:
-                own[name].copy_(value)
-        if not load_module_only:
-            if load_optimizer_states and self.optimizer is not None:
-                self.optimizer.load_groups(state["groups"])
-            if load_lr_scheduler_states and self.lr_scheduler is not None and state["lr_scheduler"] is not None:
-                self.lr_scheduler.load_state_dict(state["lr_scheduler"])
-        self.loaded_checkpoint_tag = str(tag)
-        return path, state["client_state"]
-
-
-def _read_python_state(path):
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"[load_checkpoint] {path}: {str(error).splitlines()[0]} (client_state may hold numbers, text, lists, dicts "
-                              "and tensors; admit other classes with torch.serialization.add_safe_globals)") from error

@@ -176,7 +176,9 @@ class ClientOptimizer:
         self._states = collections.defaultdict(dict)      # parameter id -> the client's state of its piece
         self._restored = collections.defaultdict(dict)    # the same, loaded before the client made any
         self._expected = []
+        self._extra = {}                                  # the same for what isn't one value an element
         self._steps = collections.Counter()
+        self._numels = {}                                 # parameter id -> elements of its piece
         self._parameters = {}                             # parameter id -> (the user's parameter, is its piece the whole of it)
 
     def bind(self, ids):
@@ -207,6 +209,7 @@ class ClientOptimizer:
             shape = self._shape(id, piece)
             piece = piece.view(shape)
             piece.grad = gradient.view(shape)
+            self._numels[id] = piece.numel()
             self._restore(id, piece)
             self._steps[id] += 1
             pieces[id] = piece
@@ -241,20 +244,42 @@ class ClientOptimizer:
                 client.state[self._parameters[id]] = self._states[id]
 
     # ---- state, by parameter id -----------------------------------------------------------------------------------------------------
+    def _is_piece(self, id, value):
+        """A state with a value for each element that this rank updates."""
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == self._numels.get(id, value.numel())
+
+    def extra_state(self, ids):
+        """{parameter name: state that isn't one value an element}: scalars (NAdam's mu_product), rows and columns of whole matrices."""
+        extra = {}
+        for name, id in ids.items():
+            found = {k: v for k, v in self._states.get(id, {}).items() if k != "step" and not self._is_piece(id, v)}
+            if found:
+                extra[name] = found
+        return extra
+
+    def load_extra_state(self, extra, ids):
+        """Taken over with the rest at the client's next step."""
+        for name, found in extra.items():
+            if name not in ids:
+                continue
+            id = ids[name]
+            state = self._states[id] if self._states.get(id) else self._extra.setdefault(id, {})
+            state.update({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in found.items()})
+
     def expect(self, names):
         """States that a saved engine had, about to be loaded."""
         self._expected = list(names)
 
     def state_names(self):
         names = list(self._expected)
-        for state in self._states.values():
-            names += [k for k, v in state.items() if _per_element(v) and k not in names]
+        for id, state in self._states.items():
+            names += [k for k, v in state.items() if k not in names and self._is_piece(id, v)]
         return names
 
     def state(self, id, name, like):
         """The flat state; zeros for one that the client has not made yet, which it finds at its next step when a step count comes too."""
         value = self._states[id].get(name) if id in self._states else None
-        if _per_element(value):
+        if self._is_piece(id, value):
             return value.view(-1)
         names = self.state_names()
         if names and name not in names:
@@ -273,16 +298,13 @@ class ClientOptimizer:
 
     def _restore(self, id, piece):
         """State that was loaded before the client made its own."""
-        restored = self._restored.pop(id, None)
-        if restored and not self._states.get(id) and self._steps[id] > 0:
-            self._states[id] = {"step": torch.tensor(float(self._steps[id])), **{k: v.view(piece.shape) for k, v in restored.items()}}
+        restored, extra = self._restored.pop(id, {}), self._extra.pop(id, {})
+        if (restored or extra) and not self._states.get(id) and self._steps[id] > 0:
+            self._states[id] = {"step": torch.tensor(float(self._steps[id])), **{k: v.view(piece.shape) for k, v in restored.items()},
+                                **extra}
 
     def state_bytes(self):
         return sum(v.numel() * v.element_size() for s in self._states.values() for v in s.values() if isinstance(v, torch.Tensor))
-
-
-def _per_element(value):
-    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _refreshed(master, param):
