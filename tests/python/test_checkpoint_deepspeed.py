@@ -140,6 +140,49 @@ def test_damaged_files_give_only_checkpoint_errors(tmp_path, variant):
     assert refused > 100
 
 
+def mutate(draw, value):
+    """`value` with one part of it replaced by something of another kind, or removed."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(list(value))
+        copy = dict(value)
+        if draw.random() < 0.2:
+            del copy[key]
+        else:
+            copy[key] = mutate(draw, value[key])
+        return copy
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        place = draw.randrange(len(value))
+        return [*value[:place], mutate(draw, value[place]), *value[place + 1:]]
+    return draw.choice([None, -1, 10**12, "text", [], {}, True, [[1]], {"a": {}}, torch.ones(3), torch.empty(0), torch.ones(2, 2), b"x"])
+
+
+@pytest.mark.parametrize("variant", ["stage0-fp16", "stage2-fp16", "stage3-fp32", "stage2-universal", "stage3-universal"])
+def test_states_of_another_form_give_only_checkpoint_errors(tmp_path, variant):
+    folder, _ = recorded.unpack(variant, tmp_path)
+    draw = random.Random(5)
+    paths = sorted(pathlib.Path(folder).rglob("*_states.pt")) + sorted(pathlib.Path(folder).rglob("mid.bias/*.pt"))
+    paths += list(pathlib.Path(folder).rglob("optimizer_state.pt"))
+    refused = 0
+    for _ in range(60):
+        path = draw.choice(paths)
+        whole = path.read_bytes()
+        states = loaded(read_torch_file(path))
+        for key in draw.sample(sorted(states), len(states)) if isinstance(states, dict) else []:
+            if foreign_places({key: states[key]}):          # these can't be pickled again
+                states[key] = None
+        torch.save(mutate(draw, states), path)
+        try:
+            source = open_checkpoint(folder)
+            source.python_state()
+            json.dumps(source.contents)
+            for kind, name in source.pieces:
+                source.read(kind, name)
+        except CheckpointError:
+            refused += 1
+        path.write_bytes(whole)
+    assert refused > 10
+
+
 @pytest.mark.filterwarnings("ignore:invalid escape")
 def test_damaged_files_of_torchs_older_format_give_only_checkpoint_errors(tmp_path):
     path = tmp_path / "x.pt"

@@ -5,7 +5,7 @@ import os
 import torch
 
 from unshard.checkpoint.encoding import decode
-from unshard.checkpoint.source import Piece, Source
+from unshard.checkpoint.source import Piece, Source, reading
 from unshard.checkpoint.stored_tensor import StoredStorage, StoredTensor, read_bytes
 from unshard.checkpoint.zero_to_fp32_script import read_header
 from unshard.core import CheckpointError, _core
@@ -24,15 +24,11 @@ class NativeSource(Source):
     def __init__(self, folder):
         self.folder = os.fspath(folder)
         manifest = _read_manifest(os.path.join(self.folder, MANIFEST))
-        try:
+        with reading(f"{self.folder}/{MANIFEST}"):
             self._files = manifest.pop("files")
             self._check_files()
             pieces = self._pieces()
             super().__init__(self.folder, f"unshard {manifest.get('unshard_version', '?')}", manifest, pieces)
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"[checkpoint] {self.folder}/{MANIFEST} is damaged ({type(error).__name__}: {error})") from error
 
     def _check_files(self):
         for name, record in self._files.items():
