@@ -188,7 +188,7 @@ def test_a_rank_killed_in_a_save_is_a_lost_rank_and_a_full_disk_an_error_of_the_
     lost = run_ranks(2, cut_short_in_save, memory == "hosts", str(tmp_path / "a"), True, expect_failure=True, limit=40, env=env)
     assert lost[1].code == -signal.SIGXFSZ, lost[1].output[-2000:]
     kind, text = lost[0].value or ["nothing", lost[0].output]
-    assert kind == "CommError" and "rank 1" in text and "gone" in text and "'save'" in text and "step 1" in text, (kind, text)
+    assert kind == "CommError" and "rank 1" in text and "gone" in text and "save'" in text and "step 1" in text, (kind, text)
     full = run_ranks(2, cut_short_in_save, memory == "hosts", str(tmp_path / "b"), False, expect_failure=True, limit=40, env=env)
     for o in full:
         kind, text = o.value or ["nothing", o.output]
