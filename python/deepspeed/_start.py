@@ -2,16 +2,20 @@
 import unshard
 from unshard import parameter_attributes
 
+from deepspeed import comm
+
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
                distributed_port=29500, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
                config_params=None):
     """(engine, optimizer, training_dataloader, lr_scheduler); see unshard.initialize."""
     parameter_attributes.install()
-    return unshard.initialize(args=args, model=model, optimizer=optimizer, model_parameters=model_parameters, training_data=training_data,
+    made = unshard.initialize(args=args, model=model, optimizer=optimizer, model_parameters=model_parameters, training_data=training_data,
                               lr_scheduler=lr_scheduler, distributed_port=distributed_port, mpu=mpu,
                               dist_init_required=dist_init_required, collate_fn=collate_fn, config=config, mesh_param=mesh_param,
                               config_params=config_params, deepspeed_defaults=True)
+    comm.configure(made[0].config)                     # its comms_logger
+    return made
 
 
 def add_config_arguments(parser):

@@ -125,3 +125,31 @@ def generate_in_evaluation(rank, world, folder):
 def test_ranks_generate_unequal_lengths_while_the_trainer_evaluates(tmp_path):
     (short, losses), (long, again) = run_ranks(2, generate_in_evaluation, str(tmp_path), limit=LIMIT)
     assert short < long and losses == again and len(losses) == 2
+
+
+def evaluate_only(rank, world, folder):
+    twin, data = hf_tools.llama(), hf_tools.rows(8, seed=9)
+    args = hf_tools.arguments(folder, 3, per_device_eval_batch_size=2)
+    trainer = hf_tools.trainer_class()(model=hf_tools.llama(), args=args, eval_dataset=data)
+    found = trainer.evaluate()["eval_loss"]
+    batch = torch.stack([row["input_ids"] for row in data])
+    with torch.no_grad():
+        assert found == pytest.approx(twin.eval()(input_ids=batch, labels=batch).loss.item(), rel=1e-4)
+    return list(trainer.predict(data).predictions.shape)
+
+
+def test_a_trainer_that_only_evaluates_needs_no_optimizer(tmp_path):
+    assert run_ranks(2, evaluate_only, str(tmp_path), limit=LIMIT) == [[8, 12, hf_tools.VOCABULARY]] * 2
+
+
+def recompute(rank, world, stage, folder):
+    twin, data = hf_tools.llama(), hf_tools.rows(48)
+    args = hf_tools.arguments(folder, stage, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": rank == 0})
+    trainer = hf_tools.trainer_class()(model=hf_tools.llama(), args=args, train_dataset=data)
+    trainer.train()
+    hf_tools.plain_run(twin, data, 6)
+    close(hf_tools.whole_weights(trainer.model), dict(twin.named_parameters()))
+
+
+def test_gradient_checkpointing_of_either_kind_changes_nothing(tmp_path):
+    run_ranks(2, recompute, 3, str(tmp_path), limit=LIMIT)

@@ -1,6 +1,6 @@
 """deepspeed.comm: torch.distributed's calls, with DeepSpeed's extra keywords and its log of them."""
 import torch.distributed as _dist
-from torch.distributed import P2POp, ReduceOp, is_available, is_initialized
+from torch.distributed import P2POp, ReduceOp, is_available, is_initialized, new_group
 from unshard import comm_calls as _calls
 from unshard import comms_logger as _log
 from unshard.distributed import init_distributed as _init_distributed
@@ -84,11 +84,6 @@ def get_all_ranks_from_group(group=None):
 def get_world_group():
     """The group of all ranks."""
     return _dist.group.WORLD
-
-
-def new_group(ranks):
-    """A group of these ranks; all ranks call."""
-    return _dist.new_group(ranks)
 
 
 def destroy_process_group(group=None):
