@@ -3,7 +3,10 @@ this machine, `config show` prints a resolved configuration, `checkpoint` looks 
 import argparse
 import sys
 
+from unshard.streams import command
 
+
+@command("unshard")
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["run"]:
@@ -45,9 +48,10 @@ def main(argv=None):
 
 
 def show_config(path, world_size, deepspeed_defaults):
-    from unshard.core import ConfigError, _core
+    from unshard.config import from_file
+    from unshard.core import ConfigError
     try:
-        config = _core.Config.from_file(path, world_size, deepspeed_defaults)
+        config = from_file(path, world_size, deepspeed_defaults)
     except (ConfigError, OSError) as error:
         print(f"unshard: {error}", file=sys.stderr)
         return 1

@@ -32,7 +32,7 @@ def load_config(config, world_size=1, deepspeed_defaults=False):
         raise ConfigError(f"[config] {type(config).__name__} can't be a configuration; accepted: dict, path of a JSON file, base64 text")
     path = os.fspath(config)
     if os.path.exists(path):
-        parsed = _core.Config.from_file(path, world_size, deepspeed_defaults)
+        parsed = from_file(path, world_size, deepspeed_defaults)
     else:
         parsed = _core.Config.from_json(_decode(path), world_size, deepspeed_defaults, "base64 argument")
     return parsed, json.loads(parsed.to_json())
@@ -51,6 +51,28 @@ def load_config_dict(config):
         return json.loads(text)
     except json.JSONDecodeError:                          # comments and the like: the engine's own reader takes them
         return json.loads(_core.Config.from_json(text).to_json())
+
+
+def from_file(path, world_size=1, deepspeed_defaults=False):
+    """The Config of a JSON file. Raises ConfigError, also for bytes that aren't text."""
+    try:
+        path.encode()
+        return _core.Config.from_file(path, world_size, deepspeed_defaults)
+    except UnicodeError:                         # an error's own text quotes such bytes, or the name has them
+        raise ConfigError(f"[config] {why_no_text(path)}") from None
+
+
+def why_no_text(path):
+    name = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            file.read()
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"{name} isn't UTF-8 text: byte 0x{error.object[error.start]:02x} in line {line}; save it as UTF-8"
+    except OSError as error:
+        return f"{name} can't be read: {error.strerror}"
+    return f"{name}: the file's name isn't UTF-8; give it another one"
 
 
 def _decode(text):

@@ -129,6 +129,5 @@ def _record(settings):
     mine = record.of_this_process()
     if mine is None:
         return {}
-    if settings.run_dir and not mine.directory:
-        mine.set_directory(settings.run_dir)
+    record.into(mine, settings.run_dir)
     return {"record": mine}

@@ -10,7 +10,8 @@ import sys
 import threading
 import traceback
 
-from unshard.core import _core
+from unshard.core import ConfigError, _core
+from unshard.folders import why_unusable
 
 _FRAMES = 60
 _crashed = []              # frames of the exception that ends the process, innermost last
@@ -26,6 +27,20 @@ def of_this_process():
         atexit.register(record.end)
         _write_on_exceptions(record)
     return record
+
+
+def into(record, folder):
+    """It writes there, unless it does somewhere already. Raises ConfigError where that can't be: else nobody hears of it until there is
+    something to tell, nor then."""
+    if folder and not record.directory:
+        record.set_directory(folder)
+    if record.directory and (why := _why_unusable(record.directory)):
+        raise ConfigError(f"[config] unshard.run_dir = '{record.directory}' (UNSHARD_RUN_DIR, --run-dir): {why}")
+
+
+@functools.cache
+def _why_unusable(folder):
+    return why_unusable(folder)
 
 
 def _rank_and_world(from_environment):

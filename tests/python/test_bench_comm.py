@@ -38,7 +38,7 @@ def test_sizes_and_counts():
 
 
 @pytest.mark.parametrize("words", [["--min=2K", "--max=1K"], ["--factor=1"], ["--ops=all_reduce,none"], ["--min=0"], ["--iters=no"],
-                                   ["--ranks=0"], ["--dtype=float64"]])
+                                   ["--ranks=0"], ["--dtype=float64"], ["--max=99999999999999999999"], ["--max=99999999999G"]])
 def test_bad_requests_are_refused(words):
     with pytest.raises(SystemExit) as refused:
         parse(words, "test")
@@ -177,6 +177,24 @@ def test_the_command_starts_its_ranks(tmp_path):
     told = json.loads((tmp_path / "out.json").read_text())
     assert (told["ranks"], told["wrong"], len(told["rows"])) == (2, 0, 4)
     assert told["versions"]["torch"] == torch.__version__ and told["hosts"][0]["ranks"] == [0, 1]
+
+
+def test_sizes_that_do_not_fit_and_files_that_cannot_be_written_say_so(capsys):
+    assert main(["--ranks=2", "--device=cpu", "--max=900000G"]) == 2
+    said = capsys.readouterr().err
+    assert "[bench.comm] --max=966367641600000: 3 tensors of" in said and "give a smaller --max" in said
+    done = bench_comm("--ranks=1", "--device=cpu", "--ops=all_reduce", "--max=1K", "--json=/dev/full")
+    assert done.returncode == 2
+    assert done.stderr.startswith("unshard bench comm: error: [bench.comm] --json=/dev/full can't be written: No space left on device\n")
+
+
+def test_a_reader_that_goes_ends_the_measurement_quietly():
+    words = [sys.executable, "-m", "unshard.cli", "bench", "comm", "--ranks=2", "--device=cpu", "--max=4K"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(30) == 141
+    process.stderr.close()
 
 
 def test_a_request_that_cannot_be_met_says_why(monkeypatch, capsys):

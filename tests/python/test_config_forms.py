@@ -4,6 +4,8 @@ import base64
 import copy
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,3 +89,23 @@ def test_a_model_of_another_engine_is_refused_until_destroyed(stage):
     engine.destroy()
     again, *_ = unshard.initialize(model=model, config=config)
     again.destroy()
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path, capsys):
+    from unshard.cli import main
+    path = tmp_path / "ds.json"
+    path.write_bytes(b'{"train_batch_size": 4,\n "x\xff": 1}')
+    with pytest.raises(unshard.ConfigError, match="ds.json isn't UTF-8 text: byte 0xff in line 2"):
+        unshard.load_config(path)
+    assert main(["config", "show", str(path)]) == 1
+    assert capsys.readouterr().err == f"unshard: [config] {path} isn't UTF-8 text: byte 0xff in line 2; save it as UTF-8\n"
+    other = tmp_path / "n\udcff.json"
+    other.write_text(json.dumps(CONFIG))
+    assert main(["config", "show", str(other)]) == 1 and "the file's name isn't UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder, why", [("/proc/x", "the folder can't be made"), ("/proc", "nothing can be written there")])
+def test_a_run_dir_that_cannot_be_used_is_refused(folder, why):
+    code = f"import torch, unshard; unshard.initialize(model=torch.nn.Linear(3, 2), config={ {**CONFIG, 'unshard': {'run_dir': folder}} })"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"ConfigError: [config] unshard.run_dir = '{folder}' (UNSHARD_RUN_DIR, --run-dir): {why}" in done.stderr

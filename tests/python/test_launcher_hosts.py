@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -186,6 +187,75 @@ def test_the_hosts_notice_a_killed_connection(job):
     assert process.wait(6) == 1
     assert "worker-2 is lost" in job.said()
     assert not job.strangers_within(1)
+
+
+def test_a_host_whose_network_is_cut_is_named(job):
+    process = job.start(job.hostfile([1, 2]), job.script("""
+        import os, sys, time
+        open(f"ready{os.environ['RANK']}", "w").close()
+        while not os.path.exists("cut"):
+            time.sleep(0.01)
+        sys.exit(3) if os.environ["RANK"] == "0" else time.sleep(60)
+    """))
+    job.await_files("ready0", "ready1", "ready2")
+    job.hosts.run(1, ["ip", "link", "set", "eth0", "down"])
+    try:
+        (job.folder / "cut").touch()
+        assert process.wait(8) == 3
+        said = job.said()
+        assert re.search(r"rank 0 on worker-1 failed with exit code 3 after [\d.]+ s, before any other$", said, re.MULTILINE), said
+        assert "worker-2 is lost: no answer within 5 s" in said
+        assert "rank 1, 2 on worker-2 couldn't be ended from here, and may still run there" in said
+        assert len(job.hosts.strangers(1)) > 2                   # as it says
+    finally:
+        job.hosts.run(1, ["ip", "link", "set", "eth0", "up"])
+        for pid in job.hosts.strangers(1):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    assert not job.strangers_within(5)
+
+
+def test_a_reader_that_goes_ends_all_hosts_quietly(job):
+    name = job.script("""
+        import time
+        while True:
+            print("x" * 1000)
+    """)
+    process = job.hosts.popen(0, job.words("--quiet", job.hostfile(), name), cwd=job.folder, env=job.env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    assert process.wait(10) == 128 + signal.SIGPIPE, said
+    assert not [line for line in said.splitlines() if "socket.cpp" not in line], said
+    assert not job.strangers_within(1)
+
+
+def test_no_ssh_a_reader_that_goes_on_one_host_ends_all(job):
+    name = job.script("""
+        import os, time
+        while os.environ["RANK"] == "0":
+            time.sleep(1)
+        while True:
+            print("x" * 1000)
+    """)
+    common = ["--no_ssh", job.hostfile(), "--master_port=29560", name]
+    first = job.start("--node_rank=0", *common)
+    other = job.hosts.popen(1, job.words("--node_rank=1", *common), cwd=job.folder, env=job.env, stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL)
+    other.stdout.readline()
+    other.stdout.close()
+    assert (other.wait(10), first.wait(10)) == (128 + signal.SIGPIPE, 128 + signal.SIGPIPE)
+    assert "SIGPIPE: all ranks were ended" in job.said()
+    assert not job.strangers_within(1)
+
+
+def test_a_folder_that_a_host_cannot_make(job):
+    done = job.run(job.hostfile(), "--run-dir=/proc/x", job.script(WRITE_WHAT_I_GOT))
+    assert done.returncode == 2 and "error: worker-1: --run-dir=/proc/x: the folder can't be made" in done.stderr
+    assert not (job.folder / "got0.json").exists()
 
 
 def test_a_host_that_cannot_be_reached(job):

@@ -21,6 +21,7 @@ from unshard.launcher.job import attempt_on_hosts
 from unshard.launcher.link import STATED_BY_HOST_0, SocketLink
 from unshard.launcher.node_plan import make_node_plan
 from unshard.launcher.options import build_parser
+from unshard.launcher.outlet import Outlet
 from unshard.launcher.plan import Plan, Share, make_plan
 from unshard.launcher.preflight import check, settle_meeting_point
 from unshard.launcher.tools import decode, tool_argv, tool_environment
@@ -71,6 +72,8 @@ def test_the_hosts_meet_where_they_saw_rank_0():
 
 
 class Quiet:
+    outlet = Outlet()
+
     def say(self, text):
         pass
 

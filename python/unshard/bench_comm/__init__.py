@@ -5,8 +5,10 @@
 
 Size, algbw and busbw mean what they mean in nccl-tests, so that figures compare.
 """
+from unshard.streams import command
 
 
+@command("unshard bench comm")
 def main(argv=None, prog="unshard bench comm"):
     """Returns the exit code: 0, or 1 when any value was wrong or a rank failed, or 2 for a request that can't be met."""
     from unshard.bench_comm.command import run_command

@@ -9,6 +9,8 @@ import types
 from unshard.bench_comm import table
 from unshard.bench_comm.options import parse, sizes
 
+TENSORS = 3                 # of the largest size that a rank holds at once: given, expected, found
+
 
 def run_command(argv, prog):
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -31,9 +33,12 @@ def run_command(argv, prog):
 def start_ranks(options, argv):
     """On this host, whatever the hostfile of a job says."""
     from unshard.launcher import main as run
+    from unshard.launcher.devices import device_count
 
+    ranks = options.ranks or default_ranks(options)
+    if options.device == "cpu" or not device_count():
+        refuse_too_much(options, ranks)               # here it is one line, not one from each rank
     with on_the_cpu() if options.device == "cpu" else contextlib.nullcontext():
-        ranks = options.ranks or default_ranks(options)
         return run(["--quiet", f"--num_gpus={ranks}", f"--hostfile={os.devnull}", "--no_local_rank",
                     "--no_rank_prefix", "--module", "unshard.bench_comm", *argv])
 
@@ -64,12 +69,15 @@ def run_rank(options):
     from unshard import distributed
     from unshard.bench_comm.world import describe, introduce
     from unshard.core import CommError
+    from unshard.streams import BROKEN_PIPE
 
     if options.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     device = distributed.device_of_this_rank()
     if options.device == "cuda" and device.type != "cuda":
         raise ValueError("[bench.comm] --device=cuda, but torch sees no GPU here (`unshard report` may say why)")
+    if device.type == "cpu":
+        refuse_too_much(options, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     try:
         distributed.init_distributed()
         comm = communicator(options.backend, device)
@@ -78,9 +86,12 @@ def run_rank(options):
         say("\n".join(table.head(world)))
         rows = bench(comm, options.ops, sizes(options), getattr(torch, options.dtype), device, options.iters, say)
         say(table.last_line(rows))
-        if options.json and comm.rank == 0:
-            write_json(options.json, world, rows)
+        problem = write_json(options.json, world, rows) if options.json and comm.rank == 0 else ""
         comm.barrier("bench.comm")                    # no rank ends, well or not, before rank 0 has said how it went
+        if problem:
+            raise ValueError(problem)
+    except BrokenPipeError:                           # nobody wants the table any more
+        os._exit(BROKEN_PIPE)                         # at once: the launcher ends the others before they can complain about it
     except CommError as error:
         print(f"unshard bench comm: {error}", file=sys.stderr)
         return 1
@@ -126,8 +137,25 @@ def print_now(text):
     print(text, flush=True)
 
 
+def refuse_too_much(options, ranks):
+    """Where the tensors are in the memory of this host: Linux would promise more of it than there is, and kill the rank that takes it."""
+    from unshard.report import Machine
+    from unshard.report.memory import memory
+
+    facts = memory(Machine())
+    have, need = facts["limit_bytes"] or facts["total_bytes"], TENSORS * sizes(options)[-1] * ranks
+    if need > have:
+        raise ValueError(f"[bench.comm] --max={options.max}: {TENSORS} tensors of {sizes(options)[-1]} bytes on each of {ranks} ranks are "
+                         f"more than this host's {have >> 30} GiB; give a smaller --max")
+
+
 def write_json(path, world, rows):
+    """"" or why it can't be written."""
     content = {**world, "rows": [dataclasses.asdict(row) for row in rows], "average_busbw_GBps": table.average(rows),
                "wrong": sum(row.wrong for row in rows)}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+    except OSError as error:
+        return f"[bench.comm] --json={path} can't be written: {error.strerror}"
+    return ""

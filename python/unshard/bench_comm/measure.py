@@ -37,7 +37,11 @@ def measure(comm, operation, nbytes, dtype, device="cpu", iterations=None):
     world, element_size = comm.world_size, torch.empty((), dtype=dtype).element_size()
     count = count_of(operation, nbytes, world, element_size)
     values = Values(world, dtype, operation.sums, device)
-    buffers = Buffers(operation, values, comm.rank, world, count)
+    try:
+        buffers = Buffers(operation, values, comm.rank, world, count)
+    except (RuntimeError, MemoryError) as error:                 # torch's of the CPU is no class of its own
+        raise ValueError(f"[bench.comm] {operation.name} of {nbytes} bytes: rank {comm.rank} can't make its tensors; give a smaller --max "
+                         f"({str(error).splitlines()[0]})") from None
     wrong = checked_call(comm, operation, buffers)
     buffers.prepare_for_timing()
     seconds, done = timed(comm, operation, buffers, iterations, synchronise(device))

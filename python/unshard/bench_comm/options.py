@@ -6,15 +6,19 @@ import re
 from unshard.bench_comm.operations import OPERATIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
+LARGEST = 1 << 50
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 def parse_size(text):
     """'64K' -> 65536"""
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,30})\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match or int(match.group(1)) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a size; write bytes, or a number with K, M or G")
-    return int(match.group(1)) << _UNITS[match.group(2).upper()]
+    size = int(match.group(1)) << _UNITS[match.group(2).upper()]
+    if size > LARGEST:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than any memory holds ({LARGEST >> 30}G)")
+    return size
 
 
 def parse_operations(text):

@@ -7,8 +7,10 @@ from unshard.doctor import processes
 from unshard.doctor.diagnose import diagnose
 from unshard.doctor.load import load_files, load_folders
 from unshard.doctor.words import describe
+from unshard.streams import command
 
 
+@command("unshard doctor")
 def main(argv=None, prog="unshard doctor"):
     """Print the diagnosis. Returns 0 when nothing is wrong, 1 when something is, 2 when there is nothing to look at."""
     parser = argparse.ArgumentParser(prog=prog, description="Say where the ranks of a run differ or wait, from what each of them recorded.")

@@ -9,8 +9,10 @@ import signal
 import socket
 import sys
 
+from unshard.folders import why_unusable
 from unshard.launcher import orphans
 from unshard.launcher.errors import LaunchError
+from unshard.launcher.node_plan import folders
 from unshard.launcher.watch import Watch, write_all
 
 CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
@@ -26,17 +28,15 @@ class Ended:
 
 def launch(plan, sink, both_streams):
     """Start this host's ranks, wait for them, end them all. The sink hears of them meanwhile (see watch.Watch)."""
+    for flag, path in folders(plan.log_dir, plan.environment):
+        if path and (why := why_unusable(path)):
+            raise LaunchError(f"{flag}={path}: {why}")
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
     look_up(plan.master_addr)
     quieten_agent(plan.log_level)
-    if plan.log_dir:
-        try:
-            os.makedirs(plan.log_dir, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"--enable_each_rank_log={plan.log_dir}: the folder can't be made: {error.strerror}") from None
     before = orphans.adopt()
     watch = Watch(plan, sink, both_streams)
     codes, interrupted, store = {}, None, None

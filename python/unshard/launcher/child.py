@@ -34,6 +34,8 @@ def main():
     os.environ.update(plan["environment"])
     with open(plan["started"], "w", encoding="ascii") as started:
         started.write(f"{rank} {os.getpid()}\n")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):         # which Python ignores; a program that isn't Python's may rely on them
+        signal.signal(number, signal.SIG_DFL)
     argv = plan["argv"][rank]
     try:
         os.execvp(argv[0], argv)

@@ -1,34 +1,35 @@
 """The command itself: options, plan, launch, exit code."""
 import contextlib
 import os
-import sys
 import tempfile
 
 from unshard.launcher.devices import device_count
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.guard import guarded
 from unshard.launcher.options import TOOLS, build_parser
+from unshard.launcher.outlet import Outlet
 from unshard.launcher.plan import HERE, make_plan
+from unshard.streams import complain
 
 
 class Voice:
-    """The launcher's own lines."""
+    """The launcher's own lines; `outlet` is where those and the ranks' go."""
 
     def __init__(self, options, prog):
-        self.prog = prog
+        self.prog, self.outlet = prog, Outlet()
         self._talks = not options.quiet and options.log_level in ("debug", "info")
         self._warns = not options.quiet and options.log_level not in ("error", "critical")
 
     def say(self, text):
         if self._talks:
-            print(f"[unshard run] {text}", file=sys.stderr, flush=True)
+            self.outlet.say(text)
 
     def warn(self, text):
         if self._warns:
-            print(f"[unshard run] warning: {text}", file=sys.stderr, flush=True)
+            self.outlet.say(f"warning: {text}")
 
     def error(self, text):
-        print(f"{self.prog}: error: {text}", file=sys.stderr, flush=True)
+        complain(f"{self.prog}: error: {text}")
 
 
 def run_command(argv, prog):

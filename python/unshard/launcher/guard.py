@@ -9,15 +9,16 @@ import sys
 
 from unshard.launcher import orphans
 from unshard.launcher.signals import ENDING, terminate_with_parent
+from unshard.streams import complete, discard
 
 SI_KERNEL = 0x80         # si_code of signals that the terminal sends, to both processes
 
 
 def guarded(work):
     """work()'s exit code, from a child process. Call it before there are threads."""
+    complete()
     outer, before = os.getpid(), orphans.adopt()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    discard()                                    # flushed, or no business of the child's
     inner = os.fork()
     if inner == 0:
         code = 1
@@ -30,8 +31,7 @@ def guarded(work):
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            discard()
             os._exit(code)
     code = wait_for(inner)
     orphans.end_all_but(before)

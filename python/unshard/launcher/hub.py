@@ -5,8 +5,9 @@ import signal
 import time
 
 from unshard.launcher.errors import LaunchError
+from unshard.launcher.outlet import Outlet
 from unshard.launcher.signals import signals_to
-from unshard.launcher.watch import GRACE_S, write_all
+from unshard.launcher.watch import GRACE_S
 
 KILL_S = GRACE_S + 0.3       # after "stop": the hosts' own grace has passed, and what is left is killed
 GIVE_UP_S = GRACE_S + 0.8    # after "stop": a host that hasn't even answered that is left to the end of its input
@@ -24,18 +25,19 @@ class Interrupted(Exception):
 class Hub:
     """Used in this order: hellos(), start(orders, report), finish(...). `report` is told what the ranks say and how they fail."""
 
-    def __init__(self, links):
+    def __init__(self, links, outlet=None):
         self.links = links
         self.answers = {}                        # {host: hello}
         self.codes = {}                          # {rank: exit status} of ranks that failed
         self.silent = []                         # hosts whose command ended well without saying anything that could be read
         self.refusals = {}                       # {host: why it can't do its part}
+        self.lost = {}                           # {host: how we know}: what becomes of its ranks can't be told from here
         self.interrupted = None                  # signal number
-        self._report = None
+        self._report, self._outlet = None, outlet or Outlet()
         self._selector = selectors.DefaultSelector()
         self._alive, self._done = set(), set()   # links: not at their end; all their ranks have ended
         self._stopped_at = None
-        self._killed = False
+        self._killed = self._hurried = False
         self._signals = signals_to(self._on_signal)
         for link in links:
             self._alive.add(link)
@@ -57,6 +59,7 @@ class Hub:
 
     def _on_signal(self, number, _):
         if self.interrupted is not None:         # the second time: at once
+            self._hurried = True
             self._stopped_at = self._stopped_at and time.monotonic() - GIVE_UP_S
         self.interrupted = self.interrupted or number
 
@@ -103,7 +106,7 @@ class Hub:
 
     def _decide(self):
         if self._stopped_at is None:
-            if self.interrupted or self.refusals or self._report.any_failure:
+            if self.interrupted or self.refusals or self._report.any_failure or self._report.reader_gone:
                 self._stopped_at = time.monotonic()
                 for link in self._alive:
                     link.send("stop")
@@ -115,6 +118,7 @@ class Hub:
                 link.send("kill")
         if passed > GIVE_UP_S:
             for link in self._alive - self._done:
+                self.lost[link.host] = "it hadn't answered at the second signal" if self._hurried else f"no answer within {passed:.0f} s"
                 link.hang_up()
             self._done |= self._alive
 
@@ -166,26 +170,28 @@ class Hub:
         code = link.code(1.0)
         if link.error_fd is not None:
             self._hear_errors(link, link.error_fd, last=True)
-        self._part_ended(link, code, link.error_tail[-1] if link.error_tail else "")
+        self._part_ended(link, code, link.error_tail[-1] if link.error_tail else "", link.broke(code))
 
-    def _part_ended(self, link, code, last):
-        """In order after the end of the host's ranks or a stop; else it is news."""
+    def _part_ended(self, link, code, last, broke=False):
+        """In order after the end of the host's ranks or a stop; else it is news. `broke`: the line did, not what is at its end."""
         expected = link in self._done or self._stopped_at is not None or link.host in self.refusals
+        last = f": {last}" if last else ""
+        how = (f"{link.what} ended with code {code}" if code is not None else f"{link.what} was closed") + last
+        if broke and self._report and link not in self._done and link.host not in self.refusals:
+            self.lost[link.host] = how
         self._done.add(link)
         if expected:
             return
-        last = f": {last}" if last else ""
-        how = f"{link.what} ended with code {code}" if code is not None else f"{link.what} was closed"
         if self._report:
-            self._report.host_failed(f"{link.host} is lost: {how}{last}")
+            self._report.host_failed(f"{link.host} is lost: {how}")
         elif link.host in self.answers:
-            self.refusals[link.host] = f"is lost: {how}{last}"
+            self.refusals[link.host] = f"is lost: {how}"
         elif code == 0:
             self.silent.append(link.host)
         elif code == 255 and link.what == "ssh":
             self.refusals[link.host] = f"can't be reached{last}"
         else:
-            self.refusals[link.host] = f"can't start unshard's launcher ({how}){last}"
+            self.refusals[link.host] = f"can't start unshard's launcher ({how})"
 
     def _hear_errors(self, link, fd, last=False):
         text = b""
@@ -204,7 +210,7 @@ class Hub:
         if self._report:
             self._report.printer.end_line()
         prefix = f"[{link.host}] ".encode()
-        write_all(2, b"".join(prefix + line + b"\n" for line in text.splitlines() if line.strip()))
+        self._outlet.write(2, b"".join(prefix + line + b"\n" for line in text.splitlines() if line.strip()))
 
 
 def _read_now(fd):

@@ -23,7 +23,7 @@ def run(plan, options, voice, device_count):
             voice.say(f"{interrupted}: no ranks had been started")
             return 128 + interrupted.number
         if not again:
-            return code
+            return code or voice.outlet.code()
         attempt += 1
         voice.say(f"starting all ranks again: restart {attempt} of {plan.max_restarts}")
 
@@ -34,14 +34,14 @@ def attempt_here(plan, voice, attempt, device_count):
     from unshard.launcher.node_plan import make_node_plan
 
     node = make_node_plan(plan.order(0, uuid.uuid4().hex, attempt), device_count)
-    report = Report(node.world, node.prefixed)
+    report = Report(node.world, node.prefixed, outlet=voice.outlet)
     ended = launch(node, report, both_streams=node.prefixed)         # a single rank has the terminal
     if ended.signal is not None:
         report.printer.close()
         voice.say(f"{signal.Signals(ended.signal).name}: all ranks were ended")
         return 128 + ended.signal, False
     code = report.conclude(ended.codes)
-    return code, code != 0 and attempt < plan.max_restarts
+    return code, code != 0 and attempt < plan.max_restarts and not report.reader_gone
 
 
 def attempt_on_hosts(plan, options, voice, attempt):
@@ -51,7 +51,7 @@ def attempt_on_hosts(plan, options, voice, attempt):
         links = meeting.links_of_meeting(plan, voice)
     else:
         links = connect_by_ssh(plan, options)
-    with Hub(links) as hub:
+    with Hub(links, voice.outlet) as hub:
         try:
             hub.hellos(options.connect_timeout)
             if hub.silent:
@@ -72,17 +72,20 @@ def attempt_on_hosts(plan, options, voice, attempt):
 
 def conduct(hub, plan, voice, attempt):
     run_id = uuid.uuid4().hex
-    report = Report(plan.world, plan.world > 1 and not plan.task["no_prefix"], host_finder(plan))
+    report = Report(plan.world, plan.world > 1 and not plan.task["no_prefix"], host_finder(plan), voice.outlet)
     hub.start({share.host: plan.order(node, run_id, attempt) for node, share in enumerate(plan.shares)}, report)
     if hub.interrupted:
         report.printer.close()
-        words, code, again = f"{signal.Signals(hub.interrupted).name}: all ranks were ended", 128 + hub.interrupted, False
+        whose = f"all ranks but those of {', '.join(hub.lost)}" if hub.lost else "all ranks"
+        words, code, again = f"{signal.Signals(hub.interrupted).name}: {whose} were ended", 128 + hub.interrupted, False
         voice.say(words)
+        report.tell_lost(hub.lost)
     elif hub.refusals and not report.any_failure:
+        report.tell_lost(hub.lost)
         raise LaunchError(hub.why_refused())
     else:
-        code = report.conclude(hub.codes)
-        words, again = report.headline, code != 0 and attempt < plan.max_restarts
+        code = report.conclude(hub.codes, hub.lost)
+        words, again = report.headline, code != 0 and attempt < plan.max_restarts and not report.reader_gone
     hub.finish(code, again, words)
     return code, again
 

@@ -55,6 +55,10 @@ class ProcessLink:
         except subprocess.TimeoutExpired:
             return None
 
+    def broke(self, code):
+        """The process ended with this code: not because node.py on the host did."""
+        return self.what == "ssh" and code is not None and (code < 0 or code == 255)
+
     def close(self):
         """End the process, if it hasn't ended."""
         self.hang_up()
@@ -96,6 +100,9 @@ class SocketLink:
 
     def code(self, wait_s=0.0):
         return None
+
+    def broke(self, code):
+        return True
 
     def close(self):
         self.hang_up()

@@ -20,7 +20,6 @@ from unshard.launcher.link import STATED_BY_HOST_0, ProcessLink, SocketLink
 from unshard.launcher.ports import DEFAULT_PORT
 from unshard.launcher.report import Printer
 from unshard.launcher.signals import signals_to
-from unshard.launcher.watch import write_all
 
 HOST_0_S = 6.0           # after a signal that host 0 was told of, until it must have ended all
 
@@ -43,7 +42,7 @@ def take_part(plan, voice):
     """(exit code, come again for another attempt) of a host other than host 0."""
     with connect(plan) as connection:
         node = start_node(plan, plan.node_rank)
-        relay = Relay(SocketLink("host 0", connection, Unpacker()), node, plan)
+        relay = Relay(SocketLink("host 0", connection, Unpacker()), node, plan, voice.outlet)
         with signals_to(relay.on_signal):
             try:
                 end = relay.run()
@@ -52,7 +51,7 @@ def take_part(plan, voice):
                 relay.printer.close()
     if end is None:
         raise LaunchError("host 0 is lost: its connection was closed")
-    if end["words"]:
+    if end["words"] and not voice.outlet.reader_gone:
         voice.say(end["words"] if relay.ended_alone else f"the end, says host 0: {end['words']}")
     return end["code"], end["again"]
 
@@ -73,9 +72,9 @@ def connect(plan):
 
 
 class Relay:
-    def __init__(self, hub, node, plan):
-        self.hub, self.node, self.plan = hub, node, plan
-        self.printer = Printer(not plan.task["no_prefix"])
+    def __init__(self, hub, node, plan, outlet):
+        self.hub, self.node, self.plan, self.outlet = hub, node, plan, outlet
+        self.printer = Printer(not plan.task["no_prefix"], outlet)
         self._signals = []
         self._ordered = False
         self._told_at = None
@@ -102,6 +101,8 @@ class Relay:
                     if end is not None:
                         self.node.hang_up()
                         return end or self._lost()
+                if self.outlet.reader_gone and not self._signals:
+                    self._signals.append(signal.SIGPIPE)     # as it would be for a program that doesn't ignore it
                 if self._signals and (end := self._interrupted()):
                     self.node.hang_up()
                     self.node.code(5.5)
@@ -149,7 +150,7 @@ class Relay:
             self.hub.send("gone", code=code, last=self.node.error_tail[-1] if self.node.error_tail else "")
         for fields, payload in items or ():
             if fields is None:
-                write_all(2, payload)
+                self.outlet.write(2, payload)
             elif fields["kind"] == "output":
                 self.printer.write(fields["rank"], fields["stream"], payload)
             else:
@@ -162,5 +163,5 @@ class Relay:
         if not data:
             selector.unregister(fd)
         self.node.error_tail.extend(line for line in data.decode(errors="replace").splitlines() if line.strip())
-        write_all(2, data)
+        self.outlet.write(2, data)
         return None

@@ -19,9 +19,11 @@ from unshard.launcher.guard import guarded
 from unshard.launcher.hello import hello
 from unshard.launcher.rank_command import rank_command
 from unshard.launcher.watch import GRACE_S, write_all
+from unshard.streams import complete, discard
 
 
 def main(argv=None):
+    complete()
     parser = argparse.ArgumentParser(prog="python -m unshard.launcher.node", description=__doc__.splitlines()[0])
     parser.add_argument("--host", default="", help="what the launcher calls this host")
     parser.add_argument("--master", action="store_true", help="rank 0 will be here")
@@ -64,7 +66,7 @@ class Line:
                 pass                             # the launcher is gone; its end of our input says so too
 
     def leave(self, code):
-        sys.stderr.flush()
+        discard()
         os._exit(code)                           # at once: the reading thread waits, and the store's threads may
 
 
@@ -86,6 +88,8 @@ class Node:
 
     def idle(self):
         pass
+
+    reader_gone = False                          # the launcher's end of the line says that, and what to do
 
     # ---- the main thread
 

@@ -66,14 +66,18 @@ def make_node_plan(order, device_count):
 
 def check_folders(order):
     """Where ranks are to write: a folder, or nothing yet."""
-    environment = order["environment"]
-    for flag, path in (("--enable_each_rank_log", order["log_dir"]), ("--run-dir", environment.get("UNSHARD_RUN_DIR")),
-                       ("--timeline", environment.get("UNSHARD_TIMELINE"))):
+    for flag, path in folders(order["log_dir"], order["environment"]):
         there = os.path.abspath(path) if path else os.sep
         while not os.path.lexists(there):
             there = os.path.dirname(there)
         if not os.path.isdir(there):
             raise LaunchError(f"{flag}={path}: {there} is not a folder")
+
+
+def folders(log_dir, environment):
+    """[(flag, path or nothing)] of what the launcher was told that ranks write into."""
+    return [("--enable_each_rank_log", log_dir), ("--run-dir", environment.get("UNSHARD_RUN_DIR")),
+            ("--timeline", environment.get("UNSHARD_TIMELINE"))]
 
 
 def choose_devices(order, count):

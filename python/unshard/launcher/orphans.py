@@ -2,8 +2,9 @@
 import ctypes
 import os
 import signal
-import sys
 import time
+
+from unshard.streams import complain
 
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT_S = 10.0           # a process with much memory on a device takes seconds to end
@@ -38,8 +39,8 @@ def end_all_but(before, limit_s=LIMIT_S):
                 pass
         if time.monotonic() > end:
             pids = ", ".join(map(str, sorted(left)))
-            print(f"[unshard run] warning: pid {pids} is still there {limit_s:g} s after SIGKILL, and is left (a device or file system "
-                  "may hang)", file=sys.stderr, flush=True)
+            complain(f"[unshard run] warning: pid {pids} is still there {limit_s:g} s after SIGKILL, and is left (a device or file system "
+                     "may hang)")
             return left
         time.sleep(0.002)
     return set()

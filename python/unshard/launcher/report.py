@@ -3,7 +3,8 @@ import collections
 import signal
 import time
 
-from unshard.launcher.watch import write_all
+from unshard.launcher.outlet import Outlet
+from unshard.streams import BROKEN_PIPE, has_no_reader
 
 HELD_BYTES = 256 << 10       # kept of what a rank says after another one has failed
 IDLE_S = 0.25                # after which a line without an end is shown as it is (a prompt, a progress bar)
@@ -12,15 +13,15 @@ IDLE_S = 0.25                # after which a line without an end is shown as it 
 class Printer:
     """Lines to the terminal, whole, each with its rank in front."""
 
-    def __init__(self, prefixed):
-        self.prefixed = prefixed
+    def __init__(self, prefixed, outlet=None):
+        self.prefixed, self.outlet = prefixed, outlet or Outlet()
         self._partial = {}                       # (rank, stream) -> bytes of a line that hasn't ended
         self._open = None                        # whose unended line stands on the terminal
         self._last = time.monotonic()
 
     def write(self, rank, stream, data):
         if not self.prefixed:
-            write_all(stream, data)
+            self.outlet.write(stream, data)
             return
         self._last = time.monotonic()
         source = (rank, stream)
@@ -43,7 +44,7 @@ class Printer:
 
     def end_line(self):
         if self._open:
-            write_all(self._open[1], b"\n")
+            self.outlet.write(self._open[1], b"\n")
             self._open = None
 
     def _show(self, source, lines, end):
@@ -54,22 +55,30 @@ class Printer:
         elif self._open:
             text = b"\n" + text
         self._open = None if end else source
-        write_all(source[1], text if end else text[:-1])
+        self.outlet.write(source[1], text if end else text[:-1])
 
 
 class Report:
     """Fed by the watch of this machine's ranks, or by the hub with what all hosts say."""
 
-    def __init__(self, world, prefixed, host_of=None):
+    def __init__(self, world, prefixed, host_of=None, outlet=None):
         self.world, self.host_of = world, host_of
-        self.printer = Printer(prefixed)
+        self.printer = Printer(prefixed, outlet)
+        self._outlet = self.printer.outlet
         self.first = None                        # (rank, exit status or None, its last lines, time) of the first failure
         self.host_failure = None                 # words, where a host failed before any rank did
         self.headline = ""                       # the first line of the conclusion
         self._held = collections.defaultdict(list)
         self._begin = time.monotonic()
 
+    @property
+    def reader_gone(self):
+        """Nobody reads any more what the ranks say: they are to end."""
+        return self._outlet.reader_gone
+
     def output(self, rank, stream, data):
+        if self.reader_gone:
+            return
         if self.first and rank != self.first[0]:
             held = self._held[rank]
             held.append(data)
@@ -82,38 +91,62 @@ class Report:
         self.printer.flush(IDLE_S)
 
     def failed(self, rank, status, tail):
-        if self.first is None and self.host_failure is None:
+        if not self.any_failure and not self.reader_gone:        # else it is a consequence
             self.first = (rank, status, tail, time.monotonic())
 
     def host_failed(self, words):
-        if self.first is None and self.host_failure is None:
+        if not self.any_failure and not self.reader_gone:
             self.host_failure = words
 
     @property
     def any_failure(self):
         return self.first is not None or self.host_failure is not None
 
-    def conclude(self, codes):
-        """Print the end of the job and return its exit code. `codes`: {rank: exit status} as the agents have them."""
-        if self.first is None and self.host_failure is None and any(codes.values()):
+    def conclude(self, codes, lost=None):
+        """Print the end of the job and return its exit code. `codes`: {rank: exit status} as the agents have them. `lost`: {host: why}."""
+        if not self.any_failure and any(codes.values()):
             rank = min(rank for rank, status in codes.items() if status)
             self.failed(rank, codes[rank], [])
         self.printer.close()
-        if self.host_failure is not None:
-            self._print([self.host_failure])
-        code = self._conclude_rank(codes) if self.first else 1 if self.host_failure else 0
+        if not self.any_failure and self.reader_gone or self.first and self._met_broken_pipe(*self.first[:2]):
+            self.headline = "nobody reads any more what the ranks say: all were ended"
+            return BROKEN_PIPE
+        code = 0
+        if self.first:
+            code = self._conclude_rank(codes, lost or {})
+        elif self.host_failure is not None:
+            code = 1
+            self._print([self.host_failure, *self._of_lost(lost or {})])
         for rank, text in sorted(self._held.items()):
             self._print([f"rank {rank} said after that:"])
-            write_all(2, b"".join(text))
+            self._outlet.write(2, b"".join(text))
         return code
 
-    def _conclude_rank(self, codes):
+    def tell_lost(self, lost):
+        """Name the hosts whose ranks are out of reach. `lost`: {host: why}."""
+        if lost:
+            self._print(self._of_lost(lost))
+
+    def _met_broken_pipe(self, rank, status):
+        """The rank itself has this process's standard output, and wrote to it when there was no reader any more."""
+        return status in (-signal.SIGPIPE, BROKEN_PIPE) and has_no_reader(1)
+
+    def _of_lost(self, lost):
+        for host, why in lost.items():
+            line = f"{host} is lost: {why}"
+            if line != self.host_failure:
+                yield line
+            there = [rank for rank in range(self.world) if self.host_of(rank) == host]
+            yield f"rank {ranges(there)} on {host} couldn't be ended from here, and may still run there"
+
+    def _conclude_rank(self, codes, lost):
         rank, status, tail, at = self.first
         status = codes.get(rank) if status is None else status
         lines = [f"{self.name(rank)} {how_it_ended(status)} after {at - self._begin:.1f} s"]
-        others = [other for other in range(self.world) if other != rank]
-        if others:
-            lines[0] += f", before any other; ended: rank {ranges(others)}"
+        ended = [other for other in range(self.world) if other != rank and not (lost and self.host_of(other) in lost)]
+        if self.world > 1:
+            lines[0] += ", before any other" + (f"; ended: rank {ranges(ended)}" if ended else "")
+        lines += self._of_lost(lost)
         if tail:
             lines += [f"the last that rank {rank} said:"] + [f"  | {line}" for line in tail]
         self._print(lines)
@@ -124,7 +157,7 @@ class Report:
 
     def _print(self, lines):
         self.headline = self.headline or lines[0]
-        write_all(2, "".join(f"[unshard run] {line}\n" for line in lines).encode())
+        self._outlet.write(2, "".join(f"[unshard run] {line}\n" for line in lines).encode())
 
 
 def how_it_ended(status):

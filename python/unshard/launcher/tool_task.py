@@ -11,6 +11,7 @@ from unshard.launcher.command import carry_out
 from unshard.launcher.devices import device_count
 from unshard.launcher.signals import terminate_with_parent
 from unshard.launcher.tools import TASK_VARIABLE, decode
+from unshard.streams import complete
 
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "SLURM_NODEID", "PMI_RANK")
 
@@ -20,6 +21,7 @@ def main():
     parser.add_argument("--node_rank", type=int, default=-1)
     parser.add_argument("--lease", action="store_true", help="the plan comes over standard input, whose end is the end of the launcher")
     options = parser.parse_args()
+    complete()
     terminate_with_parent()                      # the tool's process here: sshd, slurmstepd, orted
     word = read_line() if options.lease else os.environ.pop(TASK_VARIABLE, "")
     if not word:

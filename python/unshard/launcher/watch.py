@@ -5,6 +5,7 @@ through pipes here: it goes on at once, and the end of what each rank said on st
 """
 import collections
 import os
+import select
 import selectors
 import signal
 import threading
@@ -18,21 +19,22 @@ GRACE_S = 4.0            # between the first failure and SIGKILL for ranks that 
 
 
 class Watch:
-    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status, last lines); ranks are those of the whole job.
-    `both_streams`: watch their standard output too."""
+    """`sink` is told output(rank, stream, bytes) and, once, failed(rank, status, last lines); ranks are those of the whole job. Once its
+    `reader_gone` is true the ranks are ended. `both_streams`: watch their standard output too."""
 
     def __init__(self, plan, sink, both_streams):
         self.started_read, self.started_write = os.pipe()
         streams = (1, 2) if both_streams else (2,)               # else the ranks keep this process's standard output
         self.pipes = {(local, stream): os.pipe() for local in range(plan.ranks) for stream in streams}
-        self.first = None                                        # (local rank, exit status, time) of the first failure here
+        self.first = None                                        # (local rank, exit status) of the first failure here
         self.pids = {}
         self._plan, self._sink = plan, sink
         self._tails = [collections.deque() for _ in range(plan.ranks)]
         self._alive = {}                                         # local rank -> pidfd
         self._unsure = []                                        # (local rank, status) of ends that may be a failure's consequence, or none
         self._wake_read, self._wake_write = os.pipe()
-        self._killed = False
+        self._ending_at = None                                   # when the first failure was seen, or the ranks were told to end
+        self._told_to_end, self._killed = set(), False
         self._thread = threading.Thread(target=self._run, name="unshard-watch", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.started_read, selectors.EVENT_READ, ("started", None))
@@ -57,6 +59,13 @@ class Watch:
         self._selector.close()
 
     def _run(self):
+        try:
+            self._watch()
+        except BaseException:                    # ranks whose pipes nobody reads would wait for ever
+            self.kill()
+            raise
+
+    def _watch(self):
         while True:
             events = self._selector.select(timeout=0.25)
             for key, _ in events:
@@ -71,14 +80,21 @@ class Watch:
                     self._ended(what)
             if not events:
                 self._sink.idle()
-            if self.first and not self._killed and time.monotonic() > self.first[2] + GRACE_S:
+            if self._sink.reader_gone:
+                self._ending_at = self._ending_at or time.monotonic()
+                self._signal(signal.SIGTERM, self._alive.keys() - self._told_to_end)
+            if self._ending_at and not self._killed and time.monotonic() > self._ending_at + GRACE_S:
                 self.kill()
 
     def kill(self):
         self._killed = True
-        for rank in list(self._alive):
+        self._signal(signal.SIGKILL, set(self._alive))
+
+    def _signal(self, number, ranks):
+        self._told_to_end |= ranks
+        for rank in ranks:
             try:
-                os.killpg(self.pids[rank], signal.SIGKILL)       # it leads its session, and its pidfd says that it lives
+                os.killpg(self.pids[rank], number)               # it leads its session, and its pidfd says that it lives
             except ProcessLookupError:
                 pass
 
@@ -115,7 +131,8 @@ class Watch:
 
     def _failed(self, rank, status):
         if self.first is None:
-            self.first = (rank, status, time.monotonic())
+            self.first = (rank, status)
+            self._ending_at = self._ending_at or time.monotonic()
             self._sink.failed(self._plan.first_rank + rank, status, self._tail(rank))
 
     def _relay(self, source):
@@ -150,5 +167,11 @@ class Watch:
 
 
 def write_all(fd, data):
+    data = memoryview(data)
     while data:
-        data = data[os.write(fd, data):]
+        try:
+            data = data[os.write(fd, data):]
+        except BlockingIOError:                  # whoever shares the descriptor made it so
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            room.poll()

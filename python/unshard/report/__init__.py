@@ -12,10 +12,12 @@ from unshard.report.facts import collect
 from unshard.report.findings import Finding, findings
 from unshard.report.machine import Machine
 from unshard.report.show import show
+from unshard.streams import command
 
 __all__ = ["Finding", "Machine", "collect", "findings", "main", "show"]
 
 
+@command("unshard report")
 def main(argv=None, prog="unshard report"):
     """Print the report. Returns 0: what is wrong is said, not judged."""
     parser = argparse.ArgumentParser(prog=prog, description="Show versions, processor, memory, GPUs and links, which interfaces Gloo and "

@@ -2,10 +2,12 @@
 import argparse
 import sys
 
+from unshard.streams import command
 from unshard.timeline.files import TimelineError
 from unshard.timeline.merge import write_outputs
 
 
+@command("unshard timeline")
 def main(argv):
     parser = argparse.ArgumentParser(prog="unshard timeline", description="Merge what the ranks of a run recorded: DIR/trace.json for "
                                      "Perfetto (ui.perfetto.dev) or chrome://tracing, and DIR/timeline.html for any browser.")
