@@ -15,11 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUITE = ROOT.parent / "shared" / "conformance"
 
 READY = ["seed_*", "zero_*", "bf16*", "fp16_scaler*", "accumulation*", "clipping*", "schedulers*", "optimizers*", "batch_size", "offload*",
-         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*", "hf_*", "checkpoint*"]
+         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*", "checkpoint*", "consolidate*", "universal*", "frozen_lora*", "hf_*"]
 WAITING = {
-    "consolidate*": "whole weights from a checkpoint",
-    "universal*": "checkpoints for another number of ranks",
-    "frozen_lora*": "checkpoints without the frozen parameters",
     "muon*": "the Muon optimizer",
     "moe*": "expert parallelism",
     "pipeline*": "pipeline parallelism",

@@ -14,12 +14,19 @@ def encode_state(engine, client_state, rng):
     """(JSON text, {name: tensor}) of rank 0's state. `rng`: every rank's, as rng_state() gives it."""
     optimizer, schedule = engine.optimizer, engine.lr_scheduler
     groups = [] if optimizer is None else [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    parts = {"buffers": dict(engine.module.named_buffers(remove_duplicate=False)), "optimizer": {"param_groups": groups},
+    parts = {"buffers": dict(engine.module.named_buffers(remove_duplicate=False)),
+             "persistent_buffers": _persistent_buffers(engine.module), "optimizer": {"param_groups": groups},
              "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None, "client_state": client_state, "rng": rng}
     if engine._client_face is not None:
         parts["optimizer"]["extra_state"] = engine._client_face.extra_state(engine._ids)
     encode(client_state, "client_state")               # an error in it goes by the name that the user knows
     return encode(parts, "state")
+
+
+def _persistent_buffers(module):
+    """The names of those that belong to a state dict."""
+    return [f"{prefix}.{name}" if prefix else name for prefix, part in module.named_modules(remove_duplicate=False)
+            for name, value in part._buffers.items() if value is not None and name not in part._non_persistent_buffers_set]
 
 
 def apply_state(engine, state, load_optimizer, load_schedule, weights_only):

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "checkpoint/crc32c.h"
 #include "checkpoint/keep.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/tensor_file.h"
@@ -103,6 +104,13 @@ void bind_checkpoint(py::module_& module, py::class_<EngineHandle>& engine) {
   module.def("present_checkpoint", &checkpoint::present_of, py::arg("directory"),
              "The folder, or where its former content is if a save was killed while it was replaced.");
   module.def("verify_checkpoint", &checkpoint::verify, py::arg("directory"), "Compare all checksums of a folder.", NoGil());
+  module.def(
+      "crc32c",
+      [](const at::Tensor& tensor) {
+        require(tensor.is_cpu() && tensor.is_contiguous(), "[crc32c] wanted a contiguous tensor on the CPU");
+        return checkpoint::crc32c(0, tensor.const_data_ptr(), tensor.nbytes());
+      },
+      py::arg("tensor"), "CRC-32C of its bytes.", NoGil());
   module.def(
       "checksum_file", [](const std::string& path) { return checkpoint::checksum_text(checkpoint::checksum_file(path)); }, py::arg("path"),
       "CRC-32C, as manifests have it.", NoGil());

@@ -5,12 +5,12 @@ import random
 
 import torch
 from safetensors.torch import save_file
-from unshard.checkpoint.crc32c import crc32c_in_torch
 from unshard.checkpoint.encoding import encode
+from unshard.core import _core
 
 
 def write_native(save_dir, weights, states=(), frozen=(), excluded=(), shared=(), python_state=None, tag="global_step4", ranks=2,
-                 dtype="fp32", seed=0, latest=True, checksum=crc32c_in_torch, **more):
+                 dtype="fp32", seed=0, latest=True, **more):
     """`weights` {name: fp32 tensor}, `states` {kind: {name: tensor}}. Every value is cut over the ranks at random places. With a 16-bit
     dtype the trained weights are masters ("fp32"). Returns the tag's folder."""
     draw = random.Random(seed)
@@ -29,7 +29,7 @@ def write_native(save_dir, weights, states=(), frozen=(), excluded=(), shared=()
                 key = f"{kind}.{name}"
                 tensors[rank][key] = flat[begin:end].clone()
                 listed[rank][key] = {"parameter": name, "kind": kind, "begin": begin, "end": end,
-                                     "crc32c": f"{checksum(tensors[rank][key]):08x}"}
+                                     "crc32c": f"{_core.crc32c(tensors[rank][key]):08x}"}
 
     parameters = []
     for name, value in weights.items():
@@ -57,7 +57,7 @@ def write_native(save_dir, weights, states=(), frozen=(), excluded=(), shared=()
     save_file(state_tensors, os.path.join(folder, "state.safetensors"))
     for file in ("state.json", "state.safetensors"):
         data = torch.tensor(list(open(os.path.join(folder, file), "rb").read()), dtype=torch.uint8)
-        files[file] = {"bytes": len(data), "crc32c": f"{checksum(data):08x}"}
+        files[file] = {"bytes": len(data), "crc32c": f"{_core.crc32c(data):08x}"}
     options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "bias_correction": True}
     manifest = {"format": 2, "unshard_version": "0.1.0", "torch_version": torch.__version__, "tag": tag, "world_size": ranks, "stage": 2,
                 "optimizer": {"type": "adamw", "states": list(states)},

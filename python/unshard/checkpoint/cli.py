@@ -165,7 +165,7 @@ def _convert(arguments):
         for option in ("dtype", "config_from"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} is for --to hf")
-        with Progress("convert", unit="") as progress:
+        with Progress("convert") as progress:
             export_universal(source, arguments.output, progress=progress)
         print(f"{arguments.output}: {len(source.names())} parameters in DeepSpeed's universal layout; load it there with "
               '"checkpoint": {"load_universal": true}')

@@ -4,7 +4,7 @@ import os
 import re
 
 from unshard.checkpoint import deepspeed_layouts as layouts
-from unshard.checkpoint.source import Source
+from unshard.checkpoint.source import Source, reading
 from unshard.checkpoint.torch_file import foreign_places, loaded, read_torch_file, verify_torch_file
 from unshard.core import CheckpointError
 
@@ -25,6 +25,10 @@ class DeepSpeedSource(Source):
 
     def __init__(self, folder, groups=None):
         self.folder = str(folder)
+        with reading(folder):
+            self._open(groups)
+
+    def _open(self, groups):
         model_files, optimizer_files = self._files_by_rank()
         first = read_states(model_files[0])
         self._model = first
@@ -39,7 +43,7 @@ class DeepSpeedSource(Source):
                 saved.model_files = [first, *(read_states(path) for path in model_files[1:])]
             pieces, parameters = (layouts.stage3 if stage == 3 else layouts.stage12)(saved)
         contents = contents_of(saved, parameters, self.without_optimizer)
-        super().__init__(self.folder, f"DeepSpeed {first.get('ds_version', '?')}, ZeRO stage {stage}", contents, pieces)
+        Source.__init__(self, self.folder, f"DeepSpeed {first.get('ds_version', '?')}, ZeRO stage {stage}", contents, pieces)
 
     def _files_by_rank(self):
         """The files of model states and of optimizer states, in order of rank, after a check that they are all there."""
@@ -67,7 +71,8 @@ class DeepSpeedSource(Source):
 
     def _stage(self, first, optimizer_files):
         if not optimizer_files:
-            if layouts.config(first).get("zero_optimization", {}).get("stage", 0) and first.get("optimizer") is None:
+            zero = layouts.config(first).get("zero_optimization")
+            if isinstance(zero, dict) and zero.get("stage", 0) and first.get("optimizer") is None:
                 raise CheckpointError(f"[checkpoint] {self.folder} has no *_optim_states.pt, which hold the fp32 weights of a ZeRO run: "
                                       "copy them into the folder")
             return 0
@@ -84,6 +89,10 @@ class DeepSpeedSource(Source):
     def python_state(self):
         """As Source.python_state. Entries of client_state that hold objects of classes unknown here are left out; their places and classes
         are under "left_out"."""
+        with reading(self.folder):
+            return self._python_state()
+
+    def _python_state(self):
         client = {key: value for key, value in self._model.items() if key not in OWN_KEYS}
         foreign = foreign_places(client)
         left_out = {place: str(found.name) for place, found in foreign}
@@ -108,6 +117,12 @@ class DeepSpeedSource(Source):
             verify_torch_file(path)
             done += os.path.getsize(path)
         progress(total, total, "")
+
+
+def open(folder, groups=None):  # noqa: A001  (`deepspeed_reader.open`)
+    """The Source of a folder of DeepSpeed's, universal or not; `groups` as in DeepSpeedSource."""
+    from unshard.checkpoint.universal_reader import UniversalSource, is_universal_folder
+    return UniversalSource(folder) if is_universal_folder(folder) else DeepSpeedSource(folder, groups)
 
 
 def read_states(path):

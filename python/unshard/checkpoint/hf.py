@@ -3,7 +3,7 @@ import json
 import os
 import shutil
 
-from unshard.checkpoint.source import DTYPE_NAMES, DTYPES, Piece, Source
+from unshard.checkpoint.source import DTYPE_NAMES, DTYPES, Piece, Source, reading
 from unshard.checkpoint.stored_tensor import StoredStorage, StoredTensor, contiguous_stride
 from unshard.checkpoint.torch_file import read_torch_file, verify_torch_file
 from unshard.checkpoint.zero_to_fp32_script import LazyTensor, read_header, write_state_dict
@@ -22,6 +22,10 @@ class HfSource(Source):
 
     def __init__(self, folder):
         self.folder = os.fspath(folder)
+        with reading(folder):
+            self._open()
+
+    def _open(self):
         shared, tensors = {}, {}
         self._files = _weight_files(self.folder)
         for path in self._files:
@@ -37,7 +41,7 @@ class HfSource(Source):
         contents = {"tag": os.path.basename(os.path.normpath(self.folder)), "world_size": 1, "stage": 0, "unshard_version": "",
                     "torch_version": "", "optimizer": {"type": "", "states": []}, "counters": zero, "groups": [], "parameters": parameters,
                     "shared": {alias: name for alias, name in shared.items() if name in tensors and alias not in tensors}}
-        super().__init__(self.folder, "Hugging Face weights", contents,
+        Source.__init__(self, self.folder, "Hugging Face weights", contents,
                          {("param", name): [Piece(0, tensor.numel(), tensor)] for name, tensor in tensors.items()})
 
     def files(self):

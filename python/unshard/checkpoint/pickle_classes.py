@@ -161,6 +161,14 @@ def _small(cls, *kinds):
     return make
 
 
+# torch's storages, which tensors refer to.
+STORAGE_DTYPES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16, "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8, "BoolStorage": torch.bool, "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8}
+
+
 def _named(modules, table):
     return {Name(module, name): made for module in modules for name, made in table.items()}
 

@@ -7,10 +7,10 @@ _BETWEEN_SECONDS = {True: 0.1, False: 10.0}         # on a terminal; in a file
 
 
 class Progress:
-    """Called as progress(done, total, what), in bytes (unit "B") or elements; closed at the end."""
+    """Called as progress(done, total, what), in bytes; closed at the end."""
 
-    def __init__(self, title, stream=None, unit="B"):
-        self._title, self._unit = title, unit
+    def __init__(self, title, stream=None):
+        self._title = title
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._start = time.monotonic()
@@ -38,7 +38,7 @@ class Progress:
         share = done / total if total else 1.0
         speed = done / seconds if seconds > 0 else 0
         left = (total - done) / speed if speed else 0
-        amounts = f"{amount(done, self._unit)} of {amount(total, self._unit)}, {amount(speed, self._unit)}/s"
+        amounts = f"{amount(done)} of {amount(total)}, {amount(speed)}/s"
         return f"{self._title} {100 * share:3.0f} %  {amounts}{f', {left:.0f} s left' if left >= 1 else ''}  {what}"
 
     def _show(self, line):

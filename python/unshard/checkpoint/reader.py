@@ -4,16 +4,14 @@ import os
 
 import torch
 
-from unshard.checkpoint.crc32c import crc32c
 from unshard.checkpoint.encoding import decode
-from unshard.checkpoint.source import Piece, Source
+from unshard.checkpoint.source import Piece, Source, reading
 from unshard.checkpoint.stored_tensor import StoredStorage, StoredTensor, read_bytes
 from unshard.checkpoint.zero_to_fp32_script import read_header
-from unshard.core import CheckpointError
+from unshard.core import CheckpointError, _core
 
 MANIFEST, STATE, STATE_TENSORS = "manifest.json", "state.json", "state.safetensors"
 FORMAT = 2
-_CHUNK_ELEMENTS = 16 << 20
 
 
 def is_native_folder(folder):
@@ -26,15 +24,11 @@ class NativeSource(Source):
     def __init__(self, folder):
         self.folder = os.fspath(folder)
         manifest = _read_manifest(os.path.join(self.folder, MANIFEST))
-        try:
+        with reading(f"{self.folder}/{MANIFEST}"):
             self._files = manifest.pop("files")
             self._check_files()
             pieces = self._pieces()
             super().__init__(self.folder, f"unshard {manifest.get('unshard_version', '?')}", manifest, pieces)
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"[checkpoint] {self.folder}/{MANIFEST} is damaged ({type(error).__name__}: {error})") from error
 
     def _check_files(self):
         for name, record in self._files.items():
@@ -83,7 +77,8 @@ class NativeSource(Source):
 
     def _check_whole(self, name):
         path, record = os.path.join(self.folder, name), self._files[name]
-        if "crc32c" in record and crc32c(read_bytes(path, 0, torch.empty(record["bytes"], dtype=torch.uint8))) != int(record["crc32c"], 16):
+        data = read_bytes(path, 0, torch.empty(record["bytes"], dtype=torch.uint8))
+        if "crc32c" in record and _core.crc32c(data) != int(record["crc32c"], 16):
             raise CheckpointError(f"[checkpoint] {path} isn't what was saved (its checksum differs)")
 
     def files(self):
@@ -97,7 +92,7 @@ class NativeSource(Source):
                 self._check_whole(name)
         for (path, key), (wanted, tensor) in self._checksums.items():
             progress(done, total, key)
-            if crc32c(tensor.load()) != wanted:
+            if _core.crc32c(tensor.load()) != wanted:
                 raise CheckpointError(f"[checkpoint] {path}: {key!r} isn't what was saved (its checksum differs)")
             done += tensor.storage.nbytes
         progress(total, total, "")

@@ -1,4 +1,6 @@
 """What a checkpoint is read through, whatever wrote it: a table of its contents, and any range of any value."""
+import contextlib
+import json
 import math
 import typing
 
@@ -8,6 +10,17 @@ from unshard.core import CheckpointError
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@contextlib.contextmanager
+def reading(origin):
+    """What isn't of the form that is expected in it is a CheckpointError, whatever Python says of it."""
+    try:
+        yield
+    except (CheckpointError, OSError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"[checkpoint] {origin} isn't of the form of a checkpoint ({type(error).__name__}: {error})") from error
 
 
 class Piece(typing.NamedTuple):
@@ -30,11 +43,14 @@ class Source:
         self.origin, self.writer, self.contents = str(origin), writer, contents
         self.pieces = {key: sorted(found, key=lambda piece: piece.begin) for key, found in pieces.items()}
         self.parameters = {parameter["name"]: parameter for parameter in contents["parameters"]}
+        # Other names of what was left out go with it.
+        contents["shared"] = {alias: name for alias, name in contents.get("shared", {}).items() if name in self.parameters}
         for parameter in contents["parameters"]:
             parameter["kinds"] = []
         for kind, name in self.pieces:
             self._check_cover(kind, name)
             self.parameters[name]["kinds"].append(kind)
+        json.dumps(contents)                 # which is how the engine takes them
 
     def _check_cover(self, kind, name):
         """The pieces of a value are all of it, each element once."""
@@ -52,7 +68,7 @@ class Source:
     @property
     def shared(self):
         """{other name of a tied parameter: the one it is stored under}."""
-        return self.contents.get("shared", {})
+        return self.contents["shared"]
 
     def shape(self, name):
         return torch.Size(self.parameters[name]["shape"])

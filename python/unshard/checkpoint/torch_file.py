@@ -5,18 +5,12 @@ import struct
 import zipfile
 import zlib
 
-import torch
-
-from unshard.checkpoint.pickle_classes import Foreign, Name
+from unshard.checkpoint.legacy_torch_file import LEGACY_BEGIN, read_legacy_file
+from unshard.checkpoint.pickle_classes import STORAGE_DTYPES, Foreign, Name
 from unshard.checkpoint.safe_pickle import load
 from unshard.checkpoint.stored_tensor import StoredStorage, StoredTensor
 from unshard.core import CheckpointError
 
-_STORAGE_DTYPES = {
-    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16, "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8, "BoolStorage": torch.bool, "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
-    "UntypedStorage": torch.uint8}
 _LOCAL_HEADER = struct.Struct("<4s22xHH")         # of a zip's member: signature, ..., lengths of name and extra field
 _MOST_PICKLE_BYTES = 1 << 30
 
@@ -24,6 +18,8 @@ _MOST_PICKLE_BYTES = 1 << 30
 def read_torch_file(path):
     """What torch.save wrote, with a StoredTensor for each tensor. CheckpointError for anything that is wrong with the file."""
     path = os.fspath(path)
+    if _begins_with(path, LEGACY_BEGIN):
+        return read_legacy_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
@@ -34,12 +30,10 @@ def read_torch_file(path):
             pickle = archive.read(members["data.pkl"])
             if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
                 raise CheckpointError(f"[checkpoint] {path} was written on a big-endian machine, which isn't supported")
-    except FileNotFoundError:
-        raise CheckpointError(f"[checkpoint] {path} isn't there") from None
-    except OSError as error:
-        raise CheckpointError(f"[checkpoint] {path} can't be read: {error.strerror or error}") from error
     except CheckpointError:
         raise
+    except OSError as error:
+        raise CheckpointError(f"[checkpoint] {path} can't be read: {error.strerror or error}") from error
     except Exception as error:                    # zipfile raises a good many kinds for a damaged file
         raise CheckpointError(f"[checkpoint] {path} is no file of torch.save, or it is damaged or cut short ({error})") from error
     storages = {}
@@ -54,13 +48,23 @@ def read_torch_file(path):
     return load(io.BytesIO(pickle), path, persistent)
 
 
+def _begins_with(path, wanted):
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(wanted)) == wanted
+    except FileNotFoundError:
+        raise CheckpointError(f"[checkpoint] {path} isn't there") from None
+    except OSError as error:
+        raise CheckpointError(f"[checkpoint] {path} can't be read: {error.strerror}") from error
+
+
 def _storage(path, members, cls, key):
     entry = members.get(f"data/{key}")
-    if entry is None or cls.name not in _STORAGE_DTYPES:
+    if entry is None or cls.name not in STORAGE_DTYPES:
         raise CheckpointError(f"[checkpoint] {path}: storage {key!r} of class {cls} isn't there")
     if entry.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(f"[checkpoint] {path}: storage {key!r} is compressed, which torch.save never does")
-    return StoredStorage(path, _data_offset(path, entry), entry.file_size, _STORAGE_DTYPES[cls.name])
+    return StoredStorage(path, _data_offset(path, entry), entry.file_size, STORAGE_DTYPES[cls.name])
 
 
 def _data_offset(path, entry):
@@ -76,8 +80,11 @@ def _data_offset(path, entry):
 
 
 def verify_torch_file(path):
-    """Read everything and compare the zip's checksums; returns the bytes read."""
+    """Read everything and compare the zip's checksums; returns the bytes read. Torch's older format has none."""
     total = 0
+    if _begins_with(path, LEGACY_BEGIN):
+        read_legacy_file(os.fspath(path))
+        return os.path.getsize(path)
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():

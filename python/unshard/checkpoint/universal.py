@@ -46,6 +46,7 @@ def export_universal(source, folder, with_steps=True, progress=lambda done, tota
         _write_values(source, os.path.join(partial, "zero"), with_steps, progress)
         _write_optimizer(source, os.path.join(partial, "zero", "optimizer_state.pt"), _param_groups(source))
         _write_model_states(source, partial)
+        os.sync()                        # once, rather than each of thousands of small files
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
     except BaseException:
@@ -62,7 +63,7 @@ def _write_values(source, folder, with_steps, progress):
     states = source.contents["optimizer"]["states"]
     if not trained:
         raise CheckpointError(f"[checkpoint] {source.origin} has no trained parameters to convert")
-    total = sum(source.numel(name) for name in trained) * (1 + len(states))
+    total = sum(4 * source.numel(name) for name in trained) * (1 + len(states))
     done = 0
     for name in trained:
         parameter = source.parameters[name]
@@ -71,15 +72,15 @@ def _write_values(source, folder, with_steps, progress):
         for key, kind in kinds.items():
             progress(done, total, f"{name} {key}")
             _write_value(source, os.path.join(folder, name, f"{key}.pt"), kind, name)
-            done += source.numel(name)
+            done += 4 * source.numel(name)
         if with_steps:
-            write_torch_file(os.path.join(folder, name, "step.pt"), torch.tensor(float(parameter["steps"])))
+            write_torch_file(os.path.join(folder, name, "step.pt"), torch.tensor(float(parameter["steps"])), sync=False)
     progress(total, total, "")
 
 
 def _write_value(source, path, kind, name):
     value = LazyTensor(source.shape(name), lambda: source.read(kind, name).float().reshape(source.shape(name)))
-    write_torch_file(path, {"cat_dim": 0, "param": value})
+    write_torch_file(path, {"cat_dim": 0, "param": value}, sync=False)
 
 
 def _param_groups(source):

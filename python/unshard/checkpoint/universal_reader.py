@@ -4,7 +4,7 @@ import os
 
 from unshard.checkpoint import deepspeed_layouts as layouts
 from unshard.checkpoint.deepspeed_reader import DeepSpeedSource, contents_of, read_states
-from unshard.checkpoint.source import DTYPE_NAMES, Source
+from unshard.checkpoint.source import DTYPE_NAMES, Source, reading
 from unshard.checkpoint.stored_tensor import StoredTensor
 from unshard.checkpoint.torch_file import loaded, read_torch_file
 from unshard.core import CheckpointError
@@ -20,6 +20,10 @@ class UniversalSource(DeepSpeedSource):
     def __init__(self, folder):
         self.folder = str(folder)
         self.without_optimizer = None
+        with reading(folder):
+            self._open()
+
+    def _open(self):
         optimizer = read_states(os.path.join(self.folder, "zero", "optimizer_state.pt"))
         whole_module = os.path.join(self.folder, "mp_rank_00_model_states.pt")
         model_files = [whole_module] if os.path.isfile(whole_module) else self._files_by_rank()[0]

@@ -215,13 +215,14 @@ def lazy_state_dict(checkpoint, exclude_frozen=False):
 # ---- Writing, one tensor at a time
 
 @contextlib.contextmanager
-def complete_or_absent(path):
+def complete_or_absent(path, sync=True):
     """Another name to write to, which becomes `path` when all of it is on the disk, and is removed when something goes wrong."""
     partial = path + ".partial"
     try:
         yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         if os.path.exists(partial):
@@ -287,7 +288,7 @@ class _Pickler(pickle.Pickler):
         return "storage", getattr(torch, _STORAGES[value.tensor.dtype]), value.key, "cpu", value.tensor.numel()
 
 
-def write_torch_file(path, value, renamed=(), progress=lambda name: None):
+def write_torch_file(path, value, renamed=(), progress=lambda name: None, sync=True):
     """What torch.load reads as `value`, in which LazyTensors are tensors.
     `renamed`: [(class, module and name that it is to be pickled under)]."""
     pickled = io.BytesIO()
@@ -296,7 +297,7 @@ def write_torch_file(path, value, renamed=(), progress=lambda name: None):
     text = pickled.getvalue()
     for cls, (module, name) in renamed:                                # protocol 2 names classes in lines of text
         text = text.replace(f"c{cls.__module__}\n{cls.__qualname__}\n".encode(), f"c{module}\n{name}\n".encode())
-    with complete_or_absent(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+    with complete_or_absent(path, sync) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", text)
         archive.writestr("archive/byteorder", "little")
         names = {id(tensor): name for name, tensor in value.items()} if isinstance(value, dict) else {}
