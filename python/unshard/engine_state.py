@@ -47,17 +47,39 @@ class EngineState:
     _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict
 
     def save_16bit_model(self, save_dir, save_filename="pytorch_model.bin", exclude_frozen_parameters=False):
-        """Whole weights in the model's own dtype to one file; collective. False at stage 3 without
-        stage3_gather_16bit_weights_on_model_save."""
+        """Whole weights in the model's own dtype to one file, one at a time, by rank 0; all ranks call. A name that ends in .safetensors
+        gives such a file, any other one that torch.load reads. False at stage 3 without stage3_gather_16bit_weights_on_model_save."""
         if self._config.zero.stage == 3 and not self._config.zero.gather_16bit_weights_on_model_save:
             if self.global_rank == 0:
                 _core.log_warning(0, "save_16bit_model: nothing saved: stage3_gather_16bit_weights_on_model_save is false")
             return False
-        state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
-        if state is not None:
-            os.makedirs(save_dir, exist_ok=True)
-            torch.save(state, os.path.join(save_dir, save_filename))
-        self._store.check_all_in("save_16bit_model")
+        self._store.check_all_in(f"save_16bit_model({save_dir})")
+        self._on_all("save_16bit_model",
+                     lambda: self._write_weights(os.path.join(save_dir, save_filename), exclude_frozen_parameters))
         return True
+
+    def _write_weights(self, path, exclude_frozen_parameters):
+        if self.global_rank != 0:
+            return
+        from unshard.checkpoint.zero_to_fp32_script import LazyTensor, write_safetensors, write_torch_file
+
+        def read(tensor):
+            with torch.no_grad(), whole([tensor]):
+                return tensor.detach().cpu().clone()
+        state, first, shared = {}, {}, {}
+        for name, tensor in self.module_state_dict(keep_vars=True, exclude_frozen_parameters=exclude_frozen_parameters).items():
+            if not isinstance(tensor, torch.Tensor):
+                state[name] = tensor
+            elif id(tensor) in first:
+                shared[name] = first[id(tensor)]
+                state[name] = LazyTensor(tensor.shape, None, tensor.dtype, same_as=state[shared[name]])
+            else:
+                first[id(tensor)] = name
+                state[name] = LazyTensor(tensor.shape, lambda tensor=tensor: read(tensor), tensor.dtype)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if path.endswith(".safetensors"):
+            write_safetensors(path, {k: v for k, v in state.items() if isinstance(v, LazyTensor) and k not in shared}, shared)
+        else:
+            write_torch_file(path, state)
 
     save_fp16_model = save_16bit_model

@@ -66,6 +66,7 @@ def close():
     for engine in engines():
         if engine._core is not None:
             engine._core.close_timeline()
+            engine._core.wait_for_files()             # of a save in the background, also when the script failed after it
     if hasattr(sys, "last_value"):
         return
     for engine in _engines:

@@ -11,7 +11,6 @@
 #include "engine_state.h"
 #include "save_job.h"
 #include "unshard/core/error.h"
-#include "unshard/core/log.h"
 
 namespace unshard {
 namespace {
@@ -25,8 +24,7 @@ Engine::Engine(const NamedParameters& parameters, const Config& config, std::sha
 // No communication here: after an exception the peers may be gone. The store turns what it can back by itself.
 Engine::~Engine() {
   if (!state_) return;
-  if (const auto error = state_->background_save ? state_->background_save->wait() : std::string(); !error.empty())
-    log_warning(state_->comm->rank(), cat("a save in the background failed: ", error));
+  wait_for_files();
   state_->hooks.detach();
   state_->close_timeline();
 }

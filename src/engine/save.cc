@@ -14,6 +14,7 @@
 #include "save_job.h"
 #include "unshard/core/dtype.h"
 #include "unshard/core/error.h"
+#include "unshard/core/log.h"
 
 namespace unshard {
 namespace {
@@ -98,7 +99,7 @@ checkpoint::Contents Engine::State::contents(const SaveOptions& save) const {
     saved.sizes = parameter.geometry.sizes;
     saved.strides = parameter.geometry.strides;
     saved.dtype = dtype_name(parameter.dtype);
-    saved.group = parameter.group;
+    saved.group = parameter.tensor.requires_grad() ? parameter.group : -1;  // now: it may have been frozen, or no longer be
     saved.steps = optimizer && parameter.is_trained() ? optimizer->step_count(parameter.id) : 0;
     saved.excluded = save.exclude_frozen && !parameter.tensor.requires_grad();
     contents.parameters.push_back(std::move(saved));
@@ -177,6 +178,13 @@ void Engine::State::finish_save() {
 void Engine::finish_save() {
   state_->require_alive("finish_save");
   state_->finish_save();
+}
+
+void Engine::wait_for_files() {
+  auto& s = *state_;
+  if (!s.background_save) return;
+  if (const auto error = s.background_save->wait(); !error.empty())
+    log_warning(s.comm->rank(), cat("a save in the background failed: ", error));
 }
 
 bool Engine::is_saving() const { return state_->background_save != nullptr; }

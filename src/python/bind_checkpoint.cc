@@ -72,6 +72,8 @@ void bind_checkpoint(py::module_& module, py::class_<EngineHandle>& engine) {
            py::arg("background") = std::optional<bool>{}, NoGil())
       .def(
           "finish_save", [](const EngineHandle& e) { e->finish_save(); }, NoGil())
+      .def(
+          "wait_for_files", [](const EngineHandle& e) { e->wait_for_files(); }, NoGil())
       .def("is_saving", [](const EngineHandle& e) { return e->is_saving(); })
       .def(
           "load",

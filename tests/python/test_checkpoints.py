@@ -17,7 +17,7 @@ from ranks import free_port, rank_env, run_ranks
 import unshard
 from unshard.core import _core
 
-SOAK = int(os.environ.get("UNSHARD_SOAK", "0"))
+SOAK = int(os.environ.get("UNSHARD_SOAK", "1")) > 1
 ADAMW = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
 
 
@@ -289,6 +289,9 @@ def adapters(rank, world):
     want = dense.weights(engine, engine.module)
     state = engine.optimizer.state_dict()["state"]
     engine.destroy()
+    for folder in ("all", "some"):
+        manifest = json.loads(pathlib.Path(folder, "global_step2", "manifest.json").read_text())
+        assert {p["name"] for p in manifest["parameters"] if p["group"] == -1} == {"base.weight", "base.bias"}
     sizes = [sum(f.stat().st_size for f in pathlib.Path(folder).rglob("rank_*")) for folder in ("all", "some")]
     for folder in ("all", "some"):
         fresh = build()
@@ -483,3 +486,28 @@ def test_manifests_are_json_that_says_what_is_where(tmp_path):
     for (name, _), ranges in pieces.items():
         ranges.sort()
         assert ranges[0][0] == 0 and ranges[-1][1] == torch.Size(shapes[name]).numel() and ranges[0][1] == ranges[-1][0]
+
+
+# ---- whole weights in one file ----------------------------------------------------------------------------------------------------------
+def one_file(rank, world, stage):
+    engine = make(stage, bf16={"enabled": True}, zero={"stage3_gather_16bit_weights_on_model_save": True})
+    train(engine, rank, 0, 1)
+    assert engine.save_16bit_model("out") and engine.save_16bit_model("out", "model.safetensors")
+    state = engine._consolidated_16bit_state_dict()
+    with pytest.raises(unshard.CheckpointError, match="a file"):
+        pathlib.Path("a file").touch()
+        engine.save_16bit_model("a file/out")
+    if rank == 0:
+        from safetensors.torch import load_file
+        written, stored = torch.load("out/pytorch_model.bin"), load_file("out/model.safetensors")
+        assert set(written) == set(state) and set(stored) == set(state) - {"again.weight", "again.bias"}
+        assert all(torch.equal(written[k], v) and written[k].dtype == v.dtype for k, v in state.items())
+        assert all(torch.equal(v, state[k]) for k, v in stored.items())
+        assert written["again.weight"].data_ptr() == written["turned.weight"].data_ptr()
+        assert sorted(os.listdir("out")) == ["model.safetensors", "pytorch_model.bin"]
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_11_whole_weights_are_written_one_at_a_time_and_tied_ones_once(stage):
+    run_ranks(2, one_file, stage)

@@ -244,7 +244,8 @@ def whole_model(rank, world, stage, permitted):
         want = dense.weights(engine, model)
         assert all(torch.equal(state[k], v) for k, v in want.items()) and "seen" in state
         if saved:
-            assert all(torch.equal(torch.load("out/w.bin")[k], v) for k, v in want.items())
+            written = torch.load("out/w.bin")
+            assert all(torch.equal(written[k], v) for k, v in want.items()) and "seen" in written
     else:
         dense.weights(engine, model)
     fresh = Net()

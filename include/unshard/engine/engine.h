@@ -141,6 +141,9 @@ class Engine {
   void save(const std::string& directory, const SaveOptions& options = {});
   /// Wait until a save in the background is on the disk; collective.
   void finish_save();
+  /// Not collective: until what this rank does for it is done (its file; rank 0: the commit), for a process that is about to end. Errors
+  /// are logged.
+  void wait_for_files();
   bool is_saving() const;  ///< one is in the background, as far as save(), load() and finish_save() know
   /// Back to a state saved at any world size, stage and dtype; collective. Reads what this rank keeps (at stage 0 everything); needs little
   /// memory beside that.
