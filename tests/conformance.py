@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUITE = ROOT.parent / "shared" / "conformance"
 
 READY = ["seed_*", "zero_*", "bf16*", "fp16_scaler*", "accumulation*", "clipping*", "schedulers*", "optimizers*", "batch_size", "offload*",
-         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*", "checkpoint*", "consolidate*", "universal*", "frozen_lora*", "hf_*"]
+         "tied_weights*", "reuse_and_branch*", "safe_access*", "launcher*", "checkpoint*", "consolidate*", "universal*", "frozen_lora*",
+         "hf_*"]
 WAITING = {
     "muon*": "the Muon optimizer",
     "moe*": "expert parallelism",
