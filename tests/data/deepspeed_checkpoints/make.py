@@ -36,7 +36,7 @@ VARIANTS = {
     "stage2-universal": (2, "fp32", 2, {"universal": True}),
     "stage3-universal": (3, "bf16", 2, {"universal": True}),
 }
-STEPS = 4
+STEPS, MORE_STEPS = 4, 3
 
 
 def config_of(stage, dtype, more):
@@ -98,11 +98,7 @@ def train(variant, out):
     model, groups = model_and_groups()
     engine, optimizer, _, schedule = deepspeed.initialize(model=model, model_parameters=groups, config=config_of(stage, dtype, more))
     rank = engine.global_rank
-    for step in range(STEPS):
-        tokens = (torch.arange(8).reshape(2, 4) * (step + 2) + rank) % 7
-        loss = engine(tokens, (tokens + 1) % 7)
-        engine.backward(loss)
-        engine.step()
+    train_steps(engine, range(STEPS))
     if hasattr(optimizer, "_hp_optimizer_states_linked"):     # done after the first group's first step, when the others have no states yet
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
@@ -124,9 +120,37 @@ def train(variant, out):
                     loss_scale=float(optimizer.cur_scale) if dtype == "fp16" and hasattr(optimizer, "cur_scale") else None)
     engine.save_checkpoint(out, client_state={"epoch": 2, "note": "mine", "seen": [1, 2, (3,)]},
                            exclude_frozen_parameters=bool(more.get("exclude_frozen")))
+    # And how it goes on from here.
+    expected["next_losses"] = train_steps(engine, range(STEPS, STEPS + MORE_STEPS))
+    expected["next"] = {}
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            expected["next"][name] = parameter.detach().float().clone()
     if rank == 0:
         torch.save(expected, os.path.join(out, "expected.pt"))
     torch.distributed.barrier()
+
+
+def train_steps(engine, steps):
+    """The mean losses over the ranks."""
+    import torch
+    losses = []
+    for step in steps:
+        tokens, targets = batch_of(step, engine.global_rank)
+        loss = engine(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().clone()
+        torch.distributed.all_reduce(total)
+        losses.append(float(total) / engine.world_size)
+    return losses
+
+
+def batch_of(step, rank):
+    """Two rows of tokens and targets for a rank."""
+    import torch
+    tokens = (torch.arange(8).reshape(2, 4) * (step + 2) + 3 * rank + torch.arange(8).reshape(2, 4) ** 2) % 7
+    return tokens, (tokens * 2 + 1) % 7
 
 
 def stage0(engine, parameter, name, expected, states):
