@@ -13,9 +13,12 @@ from unshard.launcher.report import Report
 from unshard.launcher.watch import Watch, write_all
 
 TALK = """
-    import os, sys
+    import os, sys, time
+    names = ["pid" + str(rank) for rank in range(int(os.environ["WORLD_SIZE"]))]
     with open("pid" + os.environ["RANK"], "w") as file:
         file.write(str(os.getpid()))
+    while not all(os.path.exists(name) and os.path.getsize(name) for name in names):     # nobody is ended before it is here
+        time.sleep(0.01)
     for i in range(100_000):
         print("line", i)
     open("done" + os.environ["RANK"], "w").close()
