@@ -36,8 +36,8 @@ std::vector<std::string> settings_lines(const Config& config, const EngineOption
     if (!may_differ(row.key)) lines.push_back(cat(row.key, " = ", row.value));
   }
   lines.push_back(cat("unshard.timeline = ", config.unshard.timeline.empty() ? "off" : "on"));
-  for (std::size_t number = 0; number < options.groups.size(); ++number) lines.push_back(group_line(options.groups[number], number));
   lines.insert(lines.end(), options.alike.begin(), options.alike.end());
+  for (std::size_t number = 0; number < options.groups.size(); ++number) lines.push_back(group_line(options.groups[number], number));
   return lines;
 }
 

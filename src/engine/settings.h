@@ -8,8 +8,8 @@
 
 namespace unshard {
 
-/// "key = value" of the whole resolved config, but for what only decides how a rank reports and waits; then the parameter groups'
-/// hyperparameters and `options.alike`.
+/// "key = value" of the whole resolved config, but for what only decides how a rank reports and waits; then `options.alike` and the
+/// parameter groups' hyperparameters.
 std::vector<std::string> settings_lines(const Config& config, const EngineOptions& options);
 
 }  // namespace unshard
