@@ -129,7 +129,7 @@ void NativeSource::verify(int part, int parts, bool with_optimizer) {
     const auto bytes = bytes_of(name, record, key, piece);
     if (!piece) {
       compare(
-          bytes, [&] { return checksum_file(path); }, *record.crc32c, [&] { return path; });
+          bytes, [&] { return checksum_file(path); }, *record.crc32c, [&] { return std::string(path); });
     } else {
       compare(
           bytes, [&] { return file(name).checksum(key); }, piece->crc32c, [&] { return cat(path, ": '", key, "'"); });

@@ -249,8 +249,7 @@ std::string RunRecord::write(std::string_view reason, std::string_view text) {
   auto& state = *state_;
   if (directory().empty()) return {};
   if (state.witnessed) return state.file().string();
-  const std::string path = state.write(reason, text, state.file());
-  return path;
+  return state.write(reason, text, state.file());
 }
 
 void RunRecord::raise(std::string_view exception) {

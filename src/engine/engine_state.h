@@ -101,7 +101,7 @@ struct Engine::State {
 
   // load.cc
   void begin_load(const std::string& call);
-  LoadReport load_from(checkpoint::Source* source, std::string error, const LoadOptions& load);
+  LoadReport load_from(checkpoint::Source* source, const std::string& error, const LoadOptions& load);
   const checkpoint::SavedParameter* saved_of(const ModelParameter& parameter,
                                              const std::map<std::string, const checkpoint::SavedParameter*>& saved) const;
   LoadPlan plan_load(const checkpoint::Contents& contents, const LoadOptions& load, LoadReport& report) const;

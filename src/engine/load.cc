@@ -215,7 +215,7 @@ void Engine::State::take_progress(const checkpoint::Contents& saved, const LoadP
 }
 
 // `error`: what went wrong on this rank on the way to the source.
-LoadReport Engine::State::load_from(checkpoint::Source* source, std::string error, const LoadOptions& load) {
+LoadReport Engine::State::load_from(checkpoint::Source* source, const std::string& error, const LoadOptions& load) {
   reload();
   LoadReport report;
   LoadPlan plan;
@@ -260,7 +260,7 @@ LoadReport Engine::load(const std::string& directory, const LoadOptions& options
   } catch (const std::exception& exception) {
     error = exception.what();
   }
-  auto report = state_->load_from(source.get(), std::move(error), options);
+  auto report = state_->load_from(source.get(), error, options);
   report.state_json = std::move(text);
   return report;
 }

@@ -30,7 +30,7 @@ bool punch(const StoreState& state, const Entry& entry) {
     const auto from = (home + entry.slice_offset(first) + page - 1) / page * page;
     const auto to = (home + entry.slice_offset(end)) / page * page;
     if (from >= to) continue;
-    if (::madvise(reinterpret_cast<void*>(from), to - from, MADV_REMOVE) != 0) return false;
+    if (::madvise(entry.home + (from - home), to - from, MADV_REMOVE) != 0) return false;
   }
   return true;
 }
@@ -134,6 +134,7 @@ void StoreState::pull(const std::vector<Entry*>& claimed, bool held) {
     fetch(requests, claimed);
   } catch (const CommError& error) {
     std::vector<int> ids;
+    ids.reserve(claimed.size());
     for (const auto* entry : claimed) ids.push_back(entry->info.id);
     host_copy->fail(ids, error.what());
     throw;
