@@ -33,7 +33,11 @@ std::vector<std::string> split(const std::string& text) {
   return lines;
 }
 
-std::string_view key_of(std::string_view line) { return line.substr(0, line.find(" = ")); }
+// Of a setting, "key = value"; empty: the line is something else.
+std::string_view key_of(std::string_view line) {
+  const auto end = line.find(" = ");
+  return end == std::string_view::npos ? std::string_view{} : line.substr(0, end);
+}
 
 // The first line in which `mine` and `theirs` differ, as both have it; a setting that one of them lacks is named.
 std::optional<std::pair<std::string, std::string>> first_difference(const std::vector<std::string>& mine,
@@ -44,9 +48,8 @@ std::optional<std::pair<std::string, std::string>> first_difference(const std::v
   };
   const std::string a = at == mine.end() ? "" : *at, b = other == theirs.end() ? "" : *other;
   if (a == b) return std::nullopt;
-  if (key_of(a) == key_of(b)) return std::pair{a, b};
-  if (!a.empty() && !has(theirs, key_of(a))) return std::pair{a, cat("no ", key_of(a))};
-  if (!b.empty() && !has(mine, key_of(b))) return std::pair{cat("no ", key_of(b)), b};
+  if (!key_of(a).empty() && !has(theirs, key_of(a))) return std::pair{a, cat("no ", key_of(a))};
+  if (!key_of(b).empty() && !has(mine, key_of(b))) return std::pair{cat("no ", key_of(b)), b};
   return std::pair{a.empty() ? "nothing" : a, b.empty() ? "nothing" : b};
 }
 

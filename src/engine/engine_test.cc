@@ -106,7 +106,7 @@ TEST(Protocol, DifferentModelsAreNamedOnAllRanks) {
       NamedParameters parameters{{"a", at::ones({3}).set_requires_grad(true)},
                                  {"b", at::ones({rank == 0 ? 4 : 5}).set_requires_grad(true)}};
       expect_error([&] { Engine engine(parameters, config_of({}, 2), share(comm)); },
-                   "ranks differ: rank 0 has parameter 'b' of shape [4]");
+                   "ranks differ: rank 0 has parameter 'b' of shape [4] and dtype fp32, group 0, rank 1 has parameter 'b' of shape [5]");
     });
   }
 }
