@@ -13,15 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 using unshard::testing::soak;
 
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return {};
-}
-
 TEST(NativeSource, ReadsAnyRangeWhateverRanksWroteIt) {
   Folder folder;
   for (const int world : {1, 2, 3, 4, 7}) {

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "checkpoint/commit.h"
@@ -39,6 +40,16 @@ inline std::string contents_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 inline void put(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+/// What a CheckpointError of `work` says; empty: it has none.
+inline std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return {};
+}
 
 /// [numel] of 0, 1, 2, ... + first.
 inline at::Tensor counted(std::int64_t numel, double first = 0) {

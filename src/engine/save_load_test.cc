@@ -12,6 +12,7 @@ namespace unshard::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::testing::error_of;
 using checkpoint::testing::Folder;
 
 RunOptions run_with(int stage, const std::string& precision) {
@@ -44,15 +45,6 @@ Weights state_of(Engine& engine, const TinyModel& model) {
     all[name + "/step"] = engine.full_state(id, "step");
   }
   return all;
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return {};
 }
 
 TEST(SaveLoad, AResumedRunEqualsAnUninterruptedOneBitForBitAtAnyStage) {
