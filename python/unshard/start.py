@@ -1,4 +1,5 @@
 """`initialize`: from a model and a DeepSpeed JSON to an engine."""
+import contextlib
 import itertools
 
 import torch
@@ -84,9 +85,10 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     number = next(_numbers)
     name = f"engine{number}" if number else ""
     # The optimizer is brought from here, and the schedule is moved here, through the groups that users see.
-    core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
-                        optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
-                        name=name, alike=_brought_from_here(config, inner))
+    with _quoted(comm):
+        core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
+                            optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
+                            name=name, alike=_brought_from_here(config, inner))
     engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
                     client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = number
@@ -96,6 +98,16 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     if face is not None:
         face.bind({p: engine._ids[name] for p, name in engine._names.items()})
     return engine
+
+
+@contextlib.contextmanager
+def _quoted(comm):
+    """An exception in here is what ranks that still wait for this one are told when it lets go of `comm`."""
+    try:
+        yield
+    except BaseException as error:
+        comm.set_departure(f"{type(error).__name__}: {error} (in initialize)")
+        raise
 
 
 def _brought_from_here(config, inner):

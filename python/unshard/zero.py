@@ -112,6 +112,8 @@ class Init(contextlib.ContextDecorator):
                 if module is not None:
                     self._finish(module)
             self._store.settle()
+        else:                                             # ranks that wait for this one are told, should it let go of the store now
+            self._store.comm.set_departure(f"{kind.__name__}: {error} (in zero.Init)")
         self._store.set_lockstep_writes(False)
         self._modules = []
         return False

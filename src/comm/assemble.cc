@@ -37,23 +37,33 @@ struct Card {
   std::string host, address;
   int pid = 0;
   bool share = true;
+  std::string name = {};  ///< the host's, for people: one word
 
-  std::string text() const { return cat(share ? "share " : "apart ", pid, " ", address, " ", host); }
+  std::string text() const { return cat(share ? "share " : "apart ", pid, " ", address, " ", name, " ", host); }
+  std::string place() const { return cat(name, ", ", address); }
   static Card parse(const std::string& text) {
     Card card;
     std::istringstream words(text);
     std::string share;
-    words >> share >> card.pid >> card.address;
+    words >> share >> card.pid >> card.address >> card.name;
     std::getline(words, card.host);
     card.share = share == "share";
     return card;
   }
 };
 
+std::string host_word(std::string name) {
+  char own[256] = {};
+  if (name.empty() && ::gethostname(own, sizeof(own) - 1) == 0) name = own;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char letter) { return letter <= ' '; }, '_');
+  return name.empty() ? "?" : name;
+}
+
 using Exchange = HostGroup::Exchange;
 
 std::vector<Card> exchange_cards(const Exchange& exchange, const CommOptions& options) {
-  Card mine{host_identity(options.host_name), own_address(), ::getpid(), options.share_memory};
+  Card mine{host_identity(options.host_name), own_address(), ::getpid(), options.share_memory, host_word(options.host_name)};
   std::vector<Card> cards;
   for (const auto& text : exchange(mine.text())) cards.push_back(Card::parse(text));
   return cards;
@@ -147,7 +157,9 @@ std::shared_ptr<Communicator> assemble(RollCall& roll, CommunicatorImpl::Parts p
     if (parts.map.hosts() > 1)
       remote = RemoteWatch::connect(parts.map, rank, cards[static_cast<std::size_t>(rank)].address,
                                     exchange_at(roll, "'connections to other hosts'"), check);
-    parts.health = std::make_shared<PeerHealth>(watch_same_host(cards, rank), std::move(remote));
+    std::vector<std::string> places;
+    for (const Card& card : cards) places.push_back(card.place());
+    parts.health = std::make_shared<PeerHealth>(watch_same_host(cards, rank), std::move(remote), rank, std::move(places));
     roll.set_place("'connections for collectives'");
     if (!group)
       group = make_gloo_group(c10::make_intrusive<c10d::PrefixStore>("unshard/gloo", parts.store), rank, parts.size, options.timeout,

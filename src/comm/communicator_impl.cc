@@ -10,11 +10,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/c10d_transport.h"
+#include "comm/failure_text.h"
 #include "comm/first_line.h"
 #include "comm/gloo_group.h"
 #include "comm/reduce_kernels.h"
 #include "comm/shm_transport.h"
 #include "comm/text_exchange.h"
+#include "unshard/comm/departure.h"
 #include "unshard/core/error.h"
 
 namespace unshard::comm {
@@ -103,7 +105,9 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   for (int r = static_cast<int>(run_ranks_.size()); r < size_; ++r) run_ranks_.push_back(r);
   name_ = std::move(parts.name);
   if (options_.record && name_.empty()) name_ = cat("world ", options_.record->next_root());
-  if (options_.record) record_id_ = options_.record->add([this] { return describe(); }, [this](std::string_view why) { fail(why); });
+  if (options_.record)
+    record_id_ = options_.record->add([this] { return describe(); }, [this](std::string_view why) { fail(why); },
+                                      [this](std::string_view group, std::string_view place) { hear_wait(group, place); });
   if (size_ == 1) return;
   if (host_) shared_memory_ = std::make_unique<ShmTransport>(host_);
   if (group_) {
@@ -120,13 +124,7 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
   if (!host_) {
     stall_ =
         std::make_unique<StallWatch>(store_, rank_, size_, options_.collective_check.count(), options_.timeout.count(), last_stall_report_);
-    if (local_) {
-      local_->set_wait_hook([this](const Place& place, double waited_s) {
-        const bool pair = place.op == "send" || place.op == "recv";  // with a rank of this host, of whose absence this host knows
-        pair ? on_waiting_for(rank_, place.op, place.detail, waited_s) : on_waiting(waited_s);
-      });
-      local_->set_failure_hook([this](std::string_view error) { set_broken(error); });  // other hosts hear of it too
-    }
+    stall_->set_describe([this](int rank, const std::string& said, bool& waits) { return describe_rank(rank, said, waits); });
     const auto check = [this](std::string_view place) {
       if (const auto ended = ended_peer(false); !ended.empty())
         throw CommError(cat(place, " ", ended, "; this is rank ", rank_, " of ", size_, " in step ", step()));
@@ -137,12 +135,30 @@ CommunicatorImpl::CommunicatorImpl(Parts parts)
     calls_ = std::make_unique<StoreExchange>(store_, "calls", rank_, size_, rules);
     strings_ = std::make_unique<StoreExchange>(store_, "strings", rank_, size_, rules);
   }
+  if (local_) set_hooks();
+}
+
+void CommunicatorImpl::set_hooks() {
+  local_->set_wait_hook([this](const Place& place, double waited_s) {
+    if (waited_s >= 1) tell_wait(place.text());
+    if (host_) return;
+    const bool pair = place.op == "send" || place.op == "recv";  // with a rank of this host, of whose absence this host knows
+    pair ? on_waiting_for(rank_, place.op, place.detail, waited_s) : on_waiting(waited_s);
+  });
+  local_->set_wait_end_hook([this] { end_wait(); });
+  local_->set_describe_all([this](std::string ranks) {
+    const std::string remote = describe_remote();
+    return with_advice(cat(remote, remote.empty() ? "" : "; ", ranks));
+  });
+  local_->set_failure_hook([this](std::string_view error) { set_broken(error); });  // other hosts hear of it too
 }
 
 CommunicatorImpl::~CommunicatorImpl() {
   if (options_.record) options_.record->remove(record_id_);
   if (!local_) return;
   local_->set_wait_hook({});
+  local_->set_wait_end_hook({});
+  local_->set_describe_all({});
   local_->set_failure_hook({});
 }
 
@@ -194,7 +210,16 @@ void CommunicatorImpl::set_broken(std::string_view reason) {
   is_broken_.store(true, std::memory_order_release);
   // Peers may be waiting for this rank, which waited for another.
   if (spans_hosts()) local_->fail(broken_);
-  if (health_) health_->fail(broken_);
+  if (health_)
+    health_->fail(with_origin_called(broken_, [this](int rank) {
+      return rank < size_ ? numbers_[static_cast<std::size_t>(rank)] : rank;  // which counts as the whole run does
+    }));
+}
+
+void CommunicatorImpl::set_departure(std::string_view why) {
+  const std::string text = failure_to_tell(why);
+  if (local_) local_->set_departure(text);
+  if (health_) health_->set_departure(text);
 }
 
 namespace {
@@ -241,13 +266,14 @@ void CommunicatorImpl::perform(std::string_view op, std::string_view detail, std
     if (options_.record) options_.record->fail(error.what());
     throw;
   } catch (const std::exception& error) {
-    set_broken(error.what());
+    set_broken(cat(error.what(), " in ", Place{op, detail}.text()));
     throw;
   } catch (...) {  // an interrupt of the caller's own kind
-    set_broken(cat("interrupted in ", op));
+    set_broken(cat("interrupted in ", Place{op, detail}.text()));
     throw;
   }
   performing.done();
+  end_wait();
   if (!everyone && stall_) stall_->leave();
   if (everyone && stall_) former_call_ = performing_call();
   recorder_.end(sequence);
@@ -480,3 +506,11 @@ void CommunicatorImpl::reset_counts() {
 }
 
 }  // namespace unshard::comm
+
+namespace unshard {
+
+void set_departure(Communicator& comm, std::string_view why) {
+  if (auto* one = dynamic_cast<comm::CommunicatorImpl*>(&comm)) one->set_departure(why);
+}
+
+}  // namespace unshard

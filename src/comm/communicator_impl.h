@@ -57,6 +57,7 @@ class CommunicatorImpl final : public Communicator {
   std::vector<std::string> all_gather_strings(const std::string& mine) override;
   void check_all_in(std::string_view call) override;
   void fail(std::string_view reason) override;
+  void set_departure(std::string_view why);
   std::function<std::string()> watch_for_ends() const override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) override;
   HostGroup* host() const override { return host_.get(); }
@@ -90,6 +91,17 @@ class CommunicatorImpl final : public Communicator {
   std::string explain();
   std::string explain_pair(const Call& call);
   Named pair_call(std::string_view op, std::string_view detail) const;
+  /// A wait of this rank goes on for long, in `place`: its other groups' members are told. Until end_wait().
+  void tell_wait(const std::string& place);
+  void end_wait();
+  void hear_wait(std::string_view group, std::string_view place);
+  void set_hooks();
+  /// A rank of this group as far as is known, for those that wait: see StallWatch::Describe.
+  std::string describe_rank(int rank, const std::string& said, bool& waits) const;
+  /// The ranks of other hosts, by describe_rank().
+  std::string describe_remote() const;
+  /// What to add where ranks wait for each other in different groups.
+  std::string with_advice(std::string ranks) const;
   template <class Function>
   void perform(std::string_view op, std::string_view detail, std::int64_t bytes, Function&& function);
   std::vector<std::string> gather_strings(const Call& call, const std::string& mine);
@@ -130,6 +142,7 @@ class CommunicatorImpl final : public Communicator {
   std::vector<int> run_ranks_;  ///< this group's members, as ranks of the run
   std::string name_;
   std::uint64_t record_id_ = 0;
+  std::atomic<bool> told_wait_{false};
   const std::shared_ptr<Timeline> timeline_;
   std::map<std::string, OpCount> counts_;
   std::mutex counts_mutex_;

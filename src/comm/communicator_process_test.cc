@@ -17,6 +17,7 @@
 #include "comm/testing.h"
 #include "comm/unique_fd.h"
 #include "unshard/comm/communicator.h"
+#include "unshard/comm/run_record.h"
 #include "unshard/core/error.h"
 
 namespace unshard {
@@ -273,6 +274,38 @@ TEST_P(GivesUp, TheRanksThatShareNoMemoryWithItHearWhy) {
   for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
 }
 
+// Two groups over the same ranks, whose barriers are called in opposite orders: each rank waits in a group that no other is in.
+class OppositeOrder : public ::testing::TestWithParam<std::vector<std::string>> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, OppositeOrder,
+                         ::testing::Values(std::vector<std::string>{"a", "a", "a"}, std::vector<std::string>{"a", "b", "b"}));
+
+TEST_P(OppositeOrder, SaysInWhichGroupEachRankWaits) {
+  const int port = free_port();
+  const auto exits = fork_ranks(3, 60, [&](int rank) {
+    set_env(rank, 3, port);
+    CommOptions options;
+    options.host_name = GetParam()[static_cast<std::size_t>(rank)];
+    options.timeout = std::chrono::duration<double>(4);
+    RunRecordOptions recording;
+    recording.rank = rank;
+    recording.world_size = 3;
+    options.record = RunRecord::start(recording);
+    const auto first = init_process_group(options);
+    ::setenv("MASTER_PORT", std::to_string(port + 1).c_str(), 1);
+    const auto second = init_process_group(options);
+    Communicator &mine = rank == 0 ? *first : *second, &other = rank == 0 ? *second : *first;
+    const auto error = error_of([&] { mine.barrier(rank == 0 ? "first" : "second"), other.barrier("later"); });
+    std::this_thread::sleep_for(3s);  // rank 0 serves the store, and none ends before all have said theirs
+    return contains_all(error, {rank == 0 ? "rank 1" : "rank 0",
+                                rank == 0 ? "[comm.barrier 'second'] of another group, 'world 1'"
+                                          : "[comm.barrier 'first'] of another group, 'world 0'",
+                                "in the same order"})
+               ? 0
+               : 1;
+  });
+  for (const auto& exit : exits) EXPECT_EQ(exit.code, 0);
+}
+
 struct Mismatch {
   const char *theirs, *ours;
   std::vector<std::string> named;
@@ -360,7 +393,7 @@ INSTANTIATE_TEST_SUITE_P(Memories, UnansweredPair, ::testing::Values(Memory::sha
 
 TEST_P(UnansweredPair, SaysThatThePeerDoesSomethingElse) {
   const auto busy =
-      GetParam() == Memory::shared ? "rank 1: forward, step 4, at 'blocks.1.w'" : "rank 1 waits for nobody: it computes, or is stopped";
+      GetParam() == Memory::shared ? "rank 1: forward, step 4, at 'blocks.1.w'" : "rank 1 waits for nobody that is known: its host (";
   expect([](Communicator&) { std::this_thread::sleep_for(5s); }, {busy, "step 4"}, 5);
 }
 

@@ -35,7 +35,8 @@ struct alignas(kCacheLine) RankBlock {
   std::atomic<std::int32_t> waits;      ///< > 0: sleeps in a wait, described by `waiting`
   SharedText<160> waiting;
   std::atomic<std::int64_t> waiting_since_ns;  ///< monotonic
-  SharedText<504> failure;                     ///< reason, set before phase = failed
+  SharedText<504> failure;                     ///< reason, set before phase = failed, or gone
+  SharedText<256> elsewhere;                   ///< a wait of this rank that isn't in this group's memory; empty: none
   Announcement announced[2];
   SmallSlot small[2];
 };

@@ -35,7 +35,9 @@ HostGroupImpl::HostGroupImpl(Parts parts)
       watch_(std::move(parts.watch)),
       channel_(std::move(parts.channel)),
       share_(std::move(parts.share)),
-      names_(std::move(parts.names)) {
+      names_(std::move(parts.names)),
+      family_(std::move(parts.family)),
+      family_ranks_(std::move(parts.family_ranks)) {
   mine().pid.store(::getpid(), std::memory_order_relaxed);
   mine().since_ns.store(monotonic_ns(), std::memory_order_release);
 }
@@ -46,6 +48,7 @@ HostGroupImpl::~HostGroupImpl() {
 
 void HostGroupImpl::barrier(std::string_view where) {
   check_member("barrier");
+  check_not_ended({"barrier", where});  // one that gave up doesn't arrive
   const std::uint64_t target = mine().barriers.load(std::memory_order_relaxed) + 1;
   mine().barriers.store(target, std::memory_order_release);
   notify();
@@ -60,6 +63,7 @@ void HostGroupImpl::barrier(std::string_view where) {
 
 void HostGroupImpl::all_gather_small(const void* mine_data, std::size_t bytes, void* all, std::string_view where) {
   check_member("all_gather_small");
+  check_not_ended({"all_gather_small", where});
   require(bytes <= kSmallBytes, "[comm.all_gather_small '", where, "'] ", bytes, " bytes a rank; at most ", kSmallBytes);
   const std::uint64_t sequence = ++small_gathers_;
   SmallSlot& slot = mine().small[sequence % 2];
@@ -146,7 +150,7 @@ std::shared_ptr<SharedSegment> HostGroupImpl::create(std::string_view name, std:
       if (options_.interrupt_check) options_.interrupt_check();
       if (static_cast<double>(monotonic_ns() - started) * 1e-9 > options_.timeout.count())
         throw CommError(
-            cat(place.text(), " rank ", this->name(0), " sent no memory for ", options_.timeout.count(), " s: ", describe_ranks()));
+            cat(place.text(), " rank ", this->name(0), " sent no memory for ", options_.timeout.count(), " s: ", describe_all()));
     });
     try {
       segment = MemfdSegment::map(std::move(fd), std::string(name), limit_bytes);

@@ -60,6 +60,8 @@ class HostGroupImpl final : public HostGroup {
     FdChannel channel;                      ///< processes
     std::shared_ptr<InProcessShare> share;  ///< threads; null: processes
     Names names;
+    std::shared_ptr<MemfdSegment> family = {};  ///< of a subset: the control block of the group that it was first taken from
+    std::vector<int> family_ranks = {};         ///< by rank: its number there
   };
   explicit HostGroupImpl(Parts parts);
   ~HostGroupImpl() override;
@@ -93,12 +95,27 @@ class HostGroupImpl final : public HostGroup {
   /// Called about every 50 ms of any wait, on the waiting thread; throws to leave it. Set before the group is used.
   void set_wait_hook(std::function<void(const Place& place, double waited_s)> hook) { wait_hook_ = std::move(hook); }
 
-  /// Called with the text of a CommError that a wait is about to throw. Set before the group is used.
+  /// Called when a wait for which the wait hook was called, or may have been, has ended well.
+  void set_wait_end_hook(std::function<void()> hook) { wait_end_hook_ = std::move(hook); }
+  /// Makes of describe_ranks() what the messages of waits say, for a group that is part of a communicator. Set before the group is used.
+  void set_describe_all(std::function<std::string(std::string ranks)> describe) { describe_all_ = std::move(describe); }
+
+  /// Called with the text of an error that leaves a wait. Set before the group is used.
   void set_failure_hook(std::function<void(std::string_view)> hook) { failure_hook_ = std::move(hook); }
 
   /// The number of a rank in messages, and "rank 2 of 4" for this one.
   int name(int rank) const { return names_.ranks.empty() ? rank : names_.ranks[static_cast<std::size_t>(rank)]; }
   std::string own_name() const;
+
+  /// Why this rank is about to leave without having failed; others that wait for it are told. Empty: nothing is known.
+  void set_departure(std::string_view why) {
+    if (!ended_.load()) mine().failure.set(why);
+  }
+  /// A wait of this rank that its peers can't see here: "waiting in ..."; empty: it has ended.
+  void set_elsewhere(std::string_view text) { mine().elsewhere.set(text); }
+  std::string describe(int rank) const;
+  /// Whether it waits, here or elsewhere.
+  bool is_waiting(int rank) const;
 
   /// What this rank publishes about itself.
   struct Status {
@@ -115,6 +132,15 @@ class HostGroupImpl final : public HostGroup {
  private:
   RankBlock& block(int rank) const { return control_->ranks[rank]; }
   RankBlock& mine() const { return control_->ranks[rank_]; }
+  /// A rank's phase, step and place: a subset in which it never said any shows what it says in the group the subset is of.
+  const RankBlock& shown(int rank) const;
+  /// Where a peer's failure stands: here, or in the group this subset is of; null: it hasn't failed.
+  const RankBlock* failed_block(int rank) const;
+  const RankBlock* family_block(int rank) const;
+  void give_up(const std::string& why);
+  void check_not_ended(const Place& place) const;
+  std::string describe_failure(int rank, const std::string& told) const;
+  std::string describe_all() const;  ///< describe_ranks(), with what set_describe_all() adds
   void leave(Phase phase);
   void check_member(const char* what) const { fork_guard_.check(what); }
 
@@ -133,7 +159,6 @@ class HostGroupImpl final : public HostGroup {
   void report_stall(const Place& place, WaitClock& clock) const;
   std::uint64_t announced_by(int rank) const;
   void publish_waiting(const Place* place);
-  std::string describe(int rank) const;
   std::string describe_stopped(int rank) const;  ///< empty: its process isn't stopped
   std::string last_seen(int rank) const;
   std::string absence_text(std::string_view call, std::uint64_t sequence) const;
@@ -148,17 +173,28 @@ class HostGroupImpl final : public HostGroup {
   const FdChannel channel_;
   const std::shared_ptr<InProcessShare> share_;
   const Names names_;
+  const std::shared_ptr<MemfdSegment> family_;
+  const std::vector<int> family_ranks_;
 
   std::uint64_t small_gathers_ = 0, announcements_ = 0;  ///< collective calls are made by one thread at a time
   std::atomic<bool> ended_{false};                       ///< failed or gone: the phase is final
   std::mutex waiting_mutex_;                             ///< texts of several sleeping threads
   std::function<void(const Place&, double)> wait_hook_;
+  std::function<void()> wait_end_hook_;
+  std::function<std::string(std::string)> describe_all_;
   std::function<void(std::string_view)> failure_hook_;
 };
 
+/// The group that a subset is of, and its members' numbers there.
+struct Family {
+  std::shared_ptr<MemfdSegment> control;
+  std::vector<int> ranks;
+};
+
 /// HostGroup's factories, with names. Collective.
-std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names = {});
+std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names = {},
+                                                          const Family& family = {});
 std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGroup::Exchange& exchange, const HostGroupOptions& options,
-                                               const Names& names = {});
+                                               const Names& names = {}, const Family& family = {});
 
 }  // namespace unshard::comm

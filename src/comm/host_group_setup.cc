@@ -20,20 +20,22 @@ std::shared_ptr<MemfdSegment> make_control(int size) {
 
 }  // namespace
 
-std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names) {
+std::vector<std::shared_ptr<HostGroupImpl>> threads_group(int size, const HostGroupOptions& options, const Names& names,
+                                                          const Family& family) {
   require(size >= 1, "[comm.in_process] size ", size, "; at least 1");
   const auto control = make_control(size);
   const auto share = std::make_shared<InProcessShare>();
   std::vector<std::shared_ptr<HostGroupImpl>> handles;
   for (int rank = 0; rank < size; ++rank)
-    handles.push_back(std::make_shared<HostGroupImpl>(HostGroupImpl::Parts{rank, size, options, control, {}, {}, share, names}));
+    handles.push_back(std::make_shared<HostGroupImpl>(
+        HostGroupImpl::Parts{rank, size, options, control, {}, {}, share, names, family.control, family.ranks}));
   return handles;
 }
 
 std::shared_ptr<HostGroupImpl> processes_group(int rank, int size, const HostGroup::Exchange& exchange, const HostGroupOptions& options,
-                                               const Names& names) {
+                                               const Names& names, const Family& family) {
   require(size >= 1 && rank >= 0 && rank < size, "[comm.connect] rank ", rank, " of ", size);
-  HostGroupImpl::Parts parts{rank, size, options, nullptr, {}, {}, nullptr, names};
+  HostGroupImpl::Parts parts{rank, size, options, nullptr, {}, {}, nullptr, names, family.control, family.ranks};
   const auto name = [&](int r) { return names.ranks.empty() ? r : names.ranks[static_cast<std::size_t>(r)]; };
   std::optional<FdListener> listener;
   if (rank == 0) listener.emplace();
@@ -70,9 +72,12 @@ std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ran
   check_member("subset");
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
   const int new_rank = self == ranks.end() ? -1 : static_cast<int>(self - ranks.begin());
+  Family family{family_ ? family_ : control_segment_, ranks};
+  if (family_)
+    for (int& rank : family.ranks) rank = family_ranks_[static_cast<std::size_t>(rank)];
   if (share_) {
     if (ranks.empty()) return nullptr;
-    if (rank_ == 0) share_->group = threads_group(static_cast<int>(ranks.size()), options_, names);
+    if (rank_ == 0) share_->group = threads_group(static_cast<int>(ranks.size()), options_, names, family);
     barrier("subgroup");
     auto handle = new_rank < 0 ? nullptr : share_->group[static_cast<std::size_t>(new_rank)];
     barrier("subgroup");
@@ -85,7 +90,7 @@ std::shared_ptr<HostGroupImpl> HostGroupImpl::subset(const std::vector<int>& ran
     for (int rank : ranks) members.push_back(all[static_cast<std::size_t>(rank)]);
     return members;
   };
-  if (new_rank >= 0) return processes_group(new_rank, static_cast<int>(ranks.size()), among_members, options_, names);
+  if (new_rank >= 0) return processes_group(new_rank, static_cast<int>(ranks.size()), among_members, options_, names, family);
   among_members("");  // the gather is collective over the whole group
   return nullptr;
 }

@@ -12,8 +12,10 @@
 #include <functional>
 #include <iterator>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
+#include "comm/host_group_internal.h"
 #include "comm/testing.h"
 #include "unshard/core/error.h"
 
@@ -190,6 +192,46 @@ TEST(HostGroup, TheInterruptCheckCanLeaveAWait) {
   };
   const auto group = HostGroup::in_process(2, options);
   EXPECT_THROW(group[0]->barrier("never"), Interrupted);
+}
+
+// The others are in the middle of something that it leaves: they hear why, at once, and it can't go on as if nothing had been.
+TEST(HostGroup, AnInterruptedWaitEndsTheOthersWithItsText) {
+  HostGroupOptions options = with_timeout(20);
+  const auto main = std::this_thread::get_id();
+  options.interrupt_check = [main] {
+    if (std::this_thread::get_id() == main) throw std::runtime_error("KeyboardInterrupt");
+  };
+  const auto group = HostGroup::in_process(3, options);
+  std::string heard;
+  std::thread peer([&] { heard = error_of([&] { group[1]->barrier("step"); }); });
+  EXPECT_THROW(group[0]->wait_until([] { return false; }, "gradients"), std::runtime_error);
+  peer.join();
+  EXPECT_THAT(heard, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("failed: KeyboardInterrupt in [comm.wait 'gradients']")));
+  EXPECT_THAT(error_of([&] { group[0]->barrier("again"); }), AllOf(HasSubstr("can't be used any more"), HasSubstr("KeyboardInterrupt")));
+  // Rank 1 hands on what it heard, and rank 2 is told once, by whomever.
+  const auto error = error_of([&] { group[2]->barrier("step"); });
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 0 "), HasSubstr("failed: KeyboardInterrupt in [comm.wait 'gradients']")));
+  EXPECT_EQ(error.find("failed: "), error.rfind("failed: ")) << error;
+}
+
+TEST(HostGroup, ARankThatLeavesWithAReasonIsQuoted) {
+  auto group = comm::threads_group(2, with_timeout(20));
+  group[1]->set_departure("ValueError: x");
+  group[1].reset();
+  EXPECT_THAT(error_of([&] { group[0]->barrier("step"); }), HasSubstr("left the group after ValueError: x"));
+  EXPECT_THAT(group[0]->describe_ranks(), HasSubstr("rank 1: left the group after ValueError: x"));
+}
+
+TEST(HostGroup, ASubsetShowsWhatItsRanksDoInTheWholeGroup) {
+  const auto group = comm::threads_group(3, with_timeout(20));
+  std::vector<std::shared_ptr<comm::HostGroupImpl>> pair(3);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 3; ++rank) threads.emplace_back([&, rank] { pair[rank] = group[rank]->subset({1, 2}); });
+  for (auto& thread : threads) thread.join();
+  group[2]->set_phase(Phase::backward, 7, "blocks.1.w");
+  EXPECT_THAT(pair[1]->describe_ranks(), HasSubstr("rank 1: backward, step 7, at 'blocks.1.w'"));
+  group[2]->fail("no memory");
+  EXPECT_THAT(error_of([&] { pair[1]->barrier("step"); }), HasSubstr("failed: no memory, last seen in backward of step 7"));
 }
 
 TEST(HostGroup, LongDetailsAreCutAndPhasesAreReadable) {

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "comm/call_card.h"
+#include "comm/failure_text.h"
 #include "comm/tcp_socket.h"
 #include "unshard/core/error.h"
 
@@ -19,7 +20,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 constexpr auto kConnectLimit = 10s;
-constexpr char kWelcome = 'W', kLeaves = 'L', kFails = 'F';
+constexpr std::size_t kLongest = 500;
+
+// The first byte of all, and of what follows: what a rank waits in, up to the end of the line; and last of all that it leaves, or fails.
+constexpr char kWelcome = 'W', kSays = 'S', kLeaves = 'L', kFails = 'F', kEnd = '\n';
 
 /// What a connecting rank says first.
 struct Greeting {
@@ -119,18 +123,36 @@ std::unique_ptr<RemoteWatch> RemoteWatch::connect(const HostMap& map, int rank, 
 }
 
 RemoteWatch::~RemoteWatch() {
-  if (fork_guard_.in_owner()) tell(std::string_view(&kLeaves, 1));
+  if (fork_guard_.in_owner()) tell_last(cat(kLeaves, departure_));
 }
 
 void RemoteWatch::fail(std::string_view reason) {
-  if (fork_guard_.in_owner()) tell(cat(kFails, reason.substr(0, 1000)));
+  if (fork_guard_.in_owner()) tell_last(cat(kFails, reason.substr(0, kLongest)));
 }
 
-void RemoteWatch::tell(std::string_view text) {
+void RemoteWatch::set_departure(std::string_view why) {
+  const std::lock_guard lock(mutex_);
+  departure_ = why.substr(0, std::min(kLongest, why.find(kEnd)));
+}
+
+bool RemoteWatch::send_to(Peer& peer, std::string_view text) {
+  return ::send(peer.fd.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(text.size());
+}
+
+void RemoteWatch::say(std::string_view text) {
+  if (!fork_guard_.in_owner()) return;
+  const std::string line = cat(kSays, text.substr(0, std::min(kLongest, text.find(kEnd))), kEnd);
+  const std::lock_guard lock(mutex_);
+  if (told_) return;
+  for (auto& peer : peers_)
+    if (!peer.choked && !peer.closed) peer.choked = !send_to(peer, line);
+}
+
+void RemoteWatch::tell_last(std::string_view text) {
   const std::lock_guard lock(mutex_);
   if (told_) return;
   told_ = true;
-  for (const auto& peer : peers_) (void)::send(peer.fd.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  for (auto& peer : peers_) (void)send_to(peer, peer.choked ? cat(kEnd, text) : std::string(text));
 }
 
 void RemoteWatch::listen_to(Peer& peer) {
@@ -145,9 +167,32 @@ void RemoteWatch::listen_to(Peer& peer) {
       peer.closed = true;
     }
   }
-  if (peer.greeted || peer.heard.empty()) return;
-  peer.greeted = peer.heard[0] == kWelcome;
-  peer.heard.erase(0, 1);
+  if (!peer.greeted && !peer.heard.empty()) {
+    peer.greeted = peer.heard[0] == kWelcome;
+    peer.heard.erase(0, 1);
+  }
+  if (peer.greeted) take_saying(peer);
+}
+
+void RemoteWatch::take_saying(Peer& peer) {
+  while (!peer.heard.empty() && peer.heard[0] == kSays) {
+    const auto end = peer.heard.find(kEnd);
+    if (end == std::string::npos) return;  // the rest is to come
+    peer.says = peer.heard.substr(1, end - 1);
+    peer.heard.erase(0, end + 1);
+  }
+}
+
+RemoteWatch::Word RemoteWatch::word_of(int rank) {
+  const std::lock_guard lock(mutex_);
+  for (auto& peer : peers_) {
+    if (peer.rank != rank) continue;
+    listen_to(peer);
+    if (!peer.greeted || peer.closed) return {};
+    const auto silent = silence_s(peer.fd.get());
+    return {silent.has_value(), silent.value_or(0), peer.says};
+  }
+  return {};
 }
 
 std::vector<RemoteWatch::End> RemoteWatch::ended() {
@@ -155,14 +200,14 @@ std::vector<RemoteWatch::End> RemoteWatch::ended() {
   std::vector<End> ends;
   for (auto& peer : peers_) {
     listen_to(peer);
-    if (!peer.greeted || (!peer.closed && peer.heard.empty())) continue;
     const char word = peer.heard.empty() ? 0 : peer.heard[0];
+    if (!peer.greeted || (!peer.closed && word != kLeaves && word != kFails)) continue;
     if (word == kLeaves)
-      ends.push_back({peer.rank, Kind::left, "left the group (it ended in good order)"});
+      ends.push_back({peer.rank, Kind::left, departure(peer.heard.substr(1))});
     else if (word == kFails)
-      ends.push_back({peer.rank, Kind::failed, cat("failed: ", peer.heard.substr(1))});
+      ends.push_back({peer.rank, Kind::failed, peer.heard.substr(1)});
     else
-      ends.push_back({peer.rank, Kind::died, "is gone (its process or its host ended)"});
+      ends.push_back({peer.rank, Kind::died, "is gone (its process or its host ended, or the network between them)"});
   }
   return ends;
 }

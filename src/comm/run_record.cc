@@ -121,8 +121,10 @@ struct RunRecord::State {
   struct Source {
     std::function<GroupRecord()> record;
     std::function<void(std::string_view)> fail;
+    HearWait hear_wait;
   };
   std::map<std::uint64_t, Source> sources;
+  std::map<std::uint64_t, std::pair<std::string, std::string>> waits;  ///< group and place of the long waits of now, by source
   std::deque<GroupRecord> closed;
   std::uint64_t next_source = 0;
   std::atomic<int> roots{0};
@@ -315,9 +317,9 @@ void RunRecord::set_directory(const std::string& directory) {
 
 std::string RunRecord::directory() const { return state_->folder(); }
 
-std::uint64_t RunRecord::add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail) {
+std::uint64_t RunRecord::add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail, HearWait hear_wait) {
   const std::lock_guard lock(state_->groups_mutex);
-  state_->sources[++state_->next_source] = {std::move(source), std::move(fail)};
+  state_->sources[++state_->next_source] = {std::move(source), std::move(fail), std::move(hear_wait)};
   return state_->next_source;
 }
 
@@ -329,8 +331,23 @@ void RunRecord::remove(std::uint64_t id) {
   GroupRecord last = found->second.record();
   last.closed = true;
   state_->sources.erase(found);
+  state_->waits.erase(id);
   state_->closed.push_back(std::move(last));
   if (state_->closed.size() > kClosedKept) state_->closed.pop_front();
+}
+
+// Of several threads' waits the one of the newest group is told.
+void RunRecord::waits(std::uint64_t id, std::string_view group, std::string_view place) {
+  auto& state = *state_;
+  if (!state.in_owner()) return;
+  const std::lock_guard lock(state.groups_mutex);
+  if (place.empty())
+    state.waits.erase(id);
+  else
+    state.waits[id] = std::pair(std::string(group), std::string(place));
+  const auto [its_group, its_place] = state.waits.empty() ? std::pair<std::string, std::string>() : state.waits.rbegin()->second;
+  for (const auto& [of, source] : state.sources)
+    if (source.hear_wait) source.hear_wait(its_group, its_place);
 }
 
 int RunRecord::next_root() { return state_->roots++; }

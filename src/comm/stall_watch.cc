@@ -240,19 +240,31 @@ bool StallWatch::is_told(int peer) const {
   return state_->seen[static_cast<std::size_t>(peer)].kind != kNowhere;
 }
 
+std::string StallWatch::describe(int rank, const std::string& said, bool& waits) const {
+  if (describe_ && rank != rank_) return describe_(rank, said, waits);
+  waits = !said.empty();
+  return cat("rank ", rank, waits ? cat(": ", said) : " waits for nobody, as far as is known: it computes, or is stopped");
+}
+
 std::string StallWatch::describe_ranks(int peer) const {
-  const std::lock_guard lock(state_->mutex);
-  std::string absent, waiting;
-  if (state_->mine.kind == kNowhere) return absent;  // this rank hasn't waited long enough to ask
-  for (int rank = 0; rank < state_->size; ++rank) {
-    const Where& where = rank == rank_ ? state_->mine : state_->seen[static_cast<std::size_t>(rank)];
-    if (where.kind == kNowhere && peer >= 0 && rank != peer) continue;
-    auto& text = where.kind == kNowhere ? absent : waiting;
-    if (!text.empty()) text += "; ";
-    text += cat("rank ", rank, where.kind == kNowhere ? " waits for nobody: it computes, or is stopped" : ": waiting in ",
-                where.doing.now.text);
+  std::vector<Where> all;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->mine.kind == kNowhere) return {};  // this rank hasn't waited long enough to ask
+    all = state_->seen;
+    all[static_cast<std::size_t>(rank_)] = state_->mine;
   }
-  return cat(absent, absent.empty() ? "" : "; ", waiting);  // first who is missing: messages are handed on cut
+  std::string absent, waiting;
+  for (int rank = 0; rank < state_->size; ++rank) {
+    const Where& where = all[static_cast<std::size_t>(rank)];
+    const bool spoke = where.kind != kNowhere;
+    if (!spoke && peer >= 0 && rank != peer) continue;
+    bool waits = spoke;
+    const std::string one = describe(rank, spoke ? cat("waiting in ", where.doing.now.text) : std::string(), waits);
+    auto& text = waits ? waiting : absent;
+    text += cat(text.empty() ? "" : "; ", one);
+  }
+  return cat(absent, absent.empty() || waiting.empty() ? "" : "; ", waiting);  // first who is missing: messages are handed on cut
 }
 
 }  // namespace unshard::comm

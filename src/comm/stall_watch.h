@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,6 +39,11 @@ class StallWatch {
   StallWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int size, double report_after_s, double timeout_s,
              std::shared_ptr<std::atomic<std::int64_t>> last_report = {});
   ~StallWatch();
+
+  /// Who tells of a rank that has said nothing here, and of one that has (`said`: "waiting in ...", or empty), which may not be
+  /// reached any more; `waits`: whether it does, as far as is known. Set before the group is used; called on any thread.
+  using Describe = std::function<std::string(int rank, const std::string& said, bool& waits)>;
+  void set_describe(Describe describe) { describe_ = std::move(describe); }
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
@@ -53,8 +59,8 @@ class StallWatch {
   std::string explain_pair(int peer, const Named& pair);
   /// The collective has ended. Cheap where nothing was told.
   void leave();
-  /// "rank 1 waits for nobody: it computes, or is stopped; rank 0: waiting in step 3, all_gather 'engine.step'"; empty where this rank
-  /// hasn't waited for a second yet
+  /// "rank 1 waits for nobody: ...; rank 0: waiting in step 3, all_gather 'engine.step'"; empty where this rank hasn't waited for a second
+  /// yet
   /// \param peer  the only one whose absence means something; -1: everybody's
   std::string describe_ranks(int peer = -1) const;
 
@@ -66,6 +72,8 @@ class StallWatch {
   void tell(std::int64_t index, Doing doing);
   /// "rank 0 is in ..., rank 1 is in ...", or empty. `sizes`: those count too. Under the state's lock.
   std::string other_call(bool sizes) const;
+  std::string describe(int rank, const std::string& said, bool& waits) const;
+  Describe describe_;
   const int rank_;
   const double report_after_s_, timeout_s_;
   bool is_first_report() const;

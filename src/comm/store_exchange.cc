@@ -147,8 +147,10 @@ void StoreExchange::raise_late(std::string_view place, double limit_s, const std
       const std::string last = at < state_->former.size() ? state_->former[at] : "";
       if (call.empty() && !state_->texts[at]) text += cat(text.empty() ? "" : ", ", "rank ", rank, " hasn't come");
       if (call.empty()) continue;
-      text += cat(rank ? ", " : "", "rank ", rank, " is ",
-                  state_->texts[at] ? cat("in ", call) : cat("elsewhere (its last such call: ", last.empty() ? "none" : last, ")"));
+      text +=
+          cat(rank ? ", " : "", "rank ", rank, " is ",
+              state_->texts[at] ? cat("in ", call)
+                                : cat(silent ? "not heard of" : "elsewhere", " (its last such call: ", last.empty() ? "none" : last, ")"));
     }
   }
   const std::string ranks = rules_.explain ? rules_.explain() : std::string();

@@ -26,6 +26,8 @@ struct Resolved {
 
 UniqueFd make_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
+constexpr int kKeepIdle_s = 2, kGoneAfter_s = 9;
+
 void set_option(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); }
 
 }  // namespace
@@ -62,10 +64,19 @@ int call_error(int fd) {
 
 void keep_alive(int fd) {
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 3);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdle_s);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kGoneAfter_s - kKeepIdle_s);
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kGoneAfter_s * 1000);  // probes stop while something sent isn't acknowledged
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+std::optional<double> silence_s(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_state != TCP_ESTABLISHED) return std::nullopt;
+  const double since_s = 1e-3 * info.tcpi_last_ack_recv;
+  return since_s > kKeepIdle_s + 1 ? since_s : 0;
 }
 
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point limit, const std::function<void()>& check) {

@@ -2,6 +2,7 @@
 // Small TCP connections of the engine's own: non-blocking, numeric addresses only.
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "comm/unique_fd.h"
@@ -22,6 +23,9 @@ int call_error(int fd);
 
 /// One without a word for 9 s (power, cable) counts as closed.
 void keep_alive(int fd);
+
+/// For how long the other host has answered nothing on a connection that is kept alive; 0: it answers; none: not known.
+std::optional<double> silence_s(int fd);
 
 /// Whether `events` came before `limit`; `check` is called about every 50 ms and may throw to leave.
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point limit, const std::function<void()>& check);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/first_line.h"
+#include "comm/failure_text.h"
 #include "comm/futex.h"
 #include "comm/host_group_internal.h"
 #include "unshard/core/error.h"
@@ -69,19 +69,39 @@ bool HostGroupImpl::wait(const std::function<bool()>& ready, const Place& place,
       cpu_relax();
     }
   } while (monotonic_ns() < end);
+  check_not_ended(place);
   publish_waiting(&place);
   struct Unpublish {
     HostGroupImpl& group;
     ~Unpublish() { group.publish_waiting(nullptr); }
   } unpublish{*this};
   try {
-    return wait_asleep(ready, place, rules);
+    const bool came = wait_asleep(ready, place, rules);
+    if (wait_end_hook_) wait_end_hook_();
+    return came;
   } catch (const CommError& error) {
     if (options_.on_failure) options_.on_failure(error.what());
-    if (failure_hook_) failure_hook_(error.what());
-    fail(failure_to_tell(error.what()));  // peers that wait for this rank hear why it ends
+    give_up(error.what());
+    throw;
+  } catch (const std::exception& error) {  // an interrupt
+    give_up(cat(error.what(), " in ", place.text()));
+    throw;
+  } catch (...) {
+    give_up(cat("interrupted in ", place.text()));
     throw;
   }
+}
+
+// Peers that wait for this rank hear why it ends.
+void HostGroupImpl::give_up(const std::string& why) {
+  if (failure_hook_) failure_hook_(why);
+  fail(failure_to_tell(why));
+}
+
+// After its first error a group is out of step. (What is here already can still be used.)
+void HostGroupImpl::check_not_ended(const Place& place) const {
+  if (ended_.load(std::memory_order_relaxed) && phase_of(rank_) == Phase::failed)
+    throw CommError(cat(place.text(), " this group can't be used any more; its first error was: ", mine().failure.get()));
 }
 
 bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place& place, const WaitRules& rules) {
@@ -120,7 +140,7 @@ bool HostGroupImpl::wait_asleep(const std::function<bool()>& ready, const Place&
     }
     if (now - clock.moved >= limit) {
       if (rules.give_up && *rules.give_up < options_.timeout) return false;
-      throw CommError(cat(place.text(), " no progress for ", options_.timeout.count(), " s: ", describe_ranks(), "; this is ", own_name()));
+      throw CommError(cat(place.text(), " no progress for ", options_.timeout.count(), " s: ", describe_all(), "; this is ", own_name()));
     }
   }
 }
@@ -131,9 +151,9 @@ void HostGroupImpl::look_for_ended_peers(const std::function<bool()>& ready, con
   std::vector<int> dead = watch_.dead();
   for (int peer = 0; peer < size_; ++peer) {
     const Phase phase = phase_of(peer);
-    if (phase == Phase::failed) {
+    if (const RankBlock* failed = failed_block(peer)) {
       if (ready()) return;
-      throw CommError(cat(place.text(), " ", describe_end(peer, cat("failed: ", block(peer).failure.get()))));
+      throw CommError(cat(place.text(), " ", describe_failure(peer, failed->failure.get())));
     }
     const bool left = phase == Phase::gone;
     const bool died = !left && std::find(dead.begin(), dead.end(), peer) != dead.end();
@@ -145,7 +165,7 @@ void HostGroupImpl::look_for_ended_peers(const std::function<bool()>& ready, con
       if (left && rules.owes) continue;  // it did its part
       if (monotonic_ns() - clock.ended_seen < std::chrono::nanoseconds(kGrace).count()) continue;
     }
-    throw CommError(cat(place.text(), " ", describe_end(peer, left ? "left the group (it ended in good order)" : "is gone")));
+    throw CommError(cat(place.text(), " ", describe_end(peer, left ? departure(block(peer).failure.get()) : "is gone")));
   }
 }
 
@@ -183,7 +203,7 @@ void HostGroupImpl::report_stall(const Place& place, WaitClock& clock) const {
   for (int lower = 0; lower < rank_; ++lower)
     if (block(lower).waits.load(std::memory_order_acquire) > 0) return;
   log_warning(name(rank_), cat(place.text(), " no progress for ", options_.report_after.count(), " s, still waiting (until ",
-                               options_.timeout.count(), " s): ", describe_ranks()));
+                               options_.timeout.count(), " s): ", describe_all()));
 }
 
 void HostGroupImpl::publish_waiting(const Place* place) {

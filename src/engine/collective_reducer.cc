@@ -198,6 +198,7 @@ class CollectiveReducer final : public Reducer {
 
  private:
   void plan_rest(const std::int64_t* all, std::size_t row);
+  void check_for_interrupt();
 
   const BucketPlan& plan_;
   const std::shared_ptr<Communicator> comm_;
@@ -247,6 +248,18 @@ void CollectiveReducer::plan_rest(const std::int64_t* all, std::size_t row) {
   state_->changed.notify_all();
 }
 
+// Who leaves here leaves the others in the middle of a step.
+void CollectiveReducer::check_for_interrupt() {
+  try {
+    comm_->options().interrupt_check();
+  } catch (const std::exception& interrupt) {
+    const std::string why = cat(interrupt.what(), " in [engine.reduce], step ", comm_->step());
+    comm_->fail(why);
+    state_->group->fail(why);
+    throw;
+  }
+}
+
 void CollectiveReducer::drain() {
   const auto row = plan_.buckets.size() + 3;
   auto mine = flat::empty(static_cast<std::int64_t>(row), c10::ScalarType::Long, c10::kCPU);
@@ -269,7 +282,7 @@ void CollectiveReducer::drain() {
   while (!state_->changed.wait_for(lock, std::chrono::milliseconds(50), done)) {
     if (!comm_->options().interrupt_check) continue;
     lock.unlock();
-    comm_->options().interrupt_check();
+    check_for_interrupt();
     lock.lock();
   }
   if (state_->error) std::rethrow_exception(state_->error);

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "bindings.h"
+#include "unshard/comm/departure.h"
 #include "unshard/core/error.h"
 
 namespace unshard::python {
@@ -16,6 +17,9 @@ std::function<void()> interrupt_check() {
     if (PyErr_CheckSignals() == 0) return;
     python_error error;  // the form that both torch's and our translators hand back to Python
     error.persist();
+    // What the other ranks are told. (Ctrl-C's exception has no value, for which torch puts a word of its own, or an empty one.)
+    const std::string name = reinterpret_cast<PyTypeObject*>(error.type)->tp_name;
+    error.message = !error.value || error.message.empty() ? name : cat(name, ": ", error.message);
     throw error;  // NOLINT(misc-throw-by-value-catch-by-reference)
   };
 }
@@ -108,6 +112,9 @@ void bind_comm(py::module_& module) {
             return result;
           },
           "{operation: (calls, bytes)} since creation or reset_counts().")
+      .def(
+          "set_departure", [](const CommHandle& c, const std::string& why) { set_departure(*c, why); }, py::arg("why"),
+          "Why this rank is about to let go of the group: ranks that still wait for it are told.")
       .def("reset_counts", [](const CommHandle& c) { c->reset_counts(); })
       .def(
           "flight_record", [](const CommHandle& c, std::size_t last) { return c->recorder().to_text(last); }, py::arg("last") = 16,

@@ -65,9 +65,14 @@ class RunRecord {
   void set_directory(const std::string& directory);
   std::string directory() const;
 
-  /// For communicators: `source` is called until remove(), on other threads; `fail` by raise(), with why this rank ends.
-  std::uint64_t add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail = {});
+  /// For communicators: `source` is called until remove(), on other threads; `fail` by raise(), with why this rank ends; `hear_wait` by
+  /// waits(), of whatever group.
+  using HearWait = std::function<void(std::string_view group, std::string_view place)>;
+  std::uint64_t add(std::function<GroupRecord()> source, std::function<void(std::string_view)> fail = {}, HearWait hear_wait = {});
   void remove(std::uint64_t id);
+  /// This rank waits in `place` of its group `group`, for long already: all its groups are told, because the others may wait for it in
+  /// any of them. Empty `place`: it has ended.
+  void waits(std::uint64_t id, std::string_view group, std::string_view place);
   /// Number of the next communicator that isn't a sub-group: all ranks make them in the same order.
   int next_root();
 
