@@ -228,11 +228,15 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
   const auto take = [&] { return host_copy->take_room(numel, bytes, limit); };
   if (take()) return true;
   const auto positions = follower().positions();
-  const auto slowest = *std::min_element(positions.begin(), positions.end());
+  const auto [slowest, fastest] = std::minmax_element(positions.begin(), positions.end());
+  const auto is_early = [&, slowest = *slowest](std::size_t position, int id) {  // a slower rank has a use of it before it
+    const auto last_use = trace().last_use_before(position, id);
+    return last_use != SIZE_MAX && last_use >= slowest;
+  };
   struct Candidate {
     std::int64_t distance;
     Entry* entry;
-    bool early;
+    bool early;  ///< for whichever rank: the slower one itself may let go what a faster one had
   };
   std::vector<Candidate> candidates;
   for (const auto& entry : entries) {
@@ -244,13 +248,11 @@ bool StoreState::make_host_room(std::int64_t numel, std::int64_t bytes, std::int
     } else if (presence == Presence::present) {
       const auto distance = distance_on_host(*this, positions, id);
       if (distance <= beyond) continue;
-      const auto last_use = trace().last_use_before(trace().position(), id);
-      const bool early = last_use != SIZE_MAX && last_use >= slowest;  // a slower rank has that use before it
-      if (early && spared) {
+      if (spared && is_early(trace().position(), id)) {
         *spared = true;
         continue;
       }
-      candidates.push_back({distance, entry.get(), early});
+      candidates.push_back({distance, entry.get(), is_early(*fastest, id)});
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.distance > b.distance; });
