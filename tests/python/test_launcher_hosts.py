@@ -1,4 +1,4 @@
-"""The launcher across hosts: namespaces with real sshds (hosts.py), the launcher in worker-1's. Needs torch, not the engine."""
+"""The launcher across hosts: namespaces with real sshds (hosts.py), the launcher in worker-1's. All but the one that trains needs torch, not the engine."""
 import json
 import os
 import pathlib
@@ -11,6 +11,7 @@ import textwrap
 import time
 
 import pytest
+import torch
 from hosts import Hosts
 from launching import RANK_VARIABLES
 
@@ -28,7 +29,7 @@ def pair():
 def job(pair, tmp_path):
     job = Job(pair, tmp_path)
     yield job
-    left = pair.strangers()
+    left = job.strangers_within(5)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes were left on the hosts"
@@ -311,6 +312,44 @@ def test_restarts_resume_from_the_newest_checkpoint(job):
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("[rank 1]")] == [f"[rank 1] step {step}" for step in range(4)]
     assert "rank 1 on worker-2 failed with exit code 9" in done.stderr and "restart 1 of 1" in done.stderr
+
+
+TRAIN = """
+    import os, signal, sys
+    import torch
+    import unshard
+    folder, fails = sys.argv[-2:]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}}
+    engine, *_ = unshard.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine.load_checkpoint(folder)
+    print("from step", engine.global_steps, flush=True)
+    for step in range(engine.global_steps, 6):
+        torch.manual_seed(100 * step + int(os.environ["RANK"]))
+        engine.backward(engine(torch.randn(4, 8)).square().mean())
+        engine.step()
+        if step % 2:
+            engine.save_checkpoint(folder)
+        if step == 4 and fails == "fails" and os.environ["RANK"] == "1" and os.environ["UNSHARD_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    torch.save(engine.module.state_dict(), f"weights-{folder}-{os.environ['RANK']}")
+    engine.destroy()
+"""
+
+
+def test_restarted_training_ends_with_the_weights_of_an_unbroken_run(job):
+    """ZeRO-3 on two hosts, rank 1 killed in step 4; checkpoints are of steps 2, 4, 6."""
+    del job.env["PYTHONPATH"]                       # the engine, where this Python has it
+    name = job.script(TRAIN)
+    broken = job.run(job.hostfile(), "--max-restarts=1", name, "broken", "fails")
+    assert broken.returncode == 0, broken.stderr
+    assert re.findall(r"from step \d", broken.stdout) == 2 * ["from step 0"] + 2 * ["from step 4"]
+    whole = job.run(job.hostfile(), name, "whole", "stands")
+    assert whole.returncode == 0, whole.stderr
+    states = [[torch.load(job.folder / f"weights-{folder}-{rank}") for rank in range(2)] for folder in ("broken", "whole")]
+    for key, value in states[1][0].items():
+        assert all(torch.equal(state[key], value) for pair in states for state in pair), key
 
 
 def test_no_ssh(job):
