@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "checkpoint/checksum_reader.h"
 #include "checkpoint/system_file.h"
 #include "unshard/core/error.h"
 
@@ -97,44 +99,39 @@ void NativeSource::check(const std::vector<Range>& ranges) {
   }
 }
 
-// Parts are cut by bytes, in the order of the files: with as many parts as ranks wrote, each is about one file.
+// In the order in which they lie on the disk.
+std::vector<NativeSource::Checked> NativeSource::checksums(bool with_optimizer) {
+  std::vector<Checked> all;
+  for (const auto& [name, record] : manifest_.files) {
+    const auto first = static_cast<std::ptrdiff_t>(all.size());
+    if (record.crc32c) all.push_back({&name, nullptr, 0, record.bytes, *record.crc32c});
+    for (const auto& [key, piece] : record.pieces) {
+      if (!with_optimizer && piece.kind != kParam && piece.kind != kFp32) continue;
+      const auto& entry = file(name).entry(key);
+      all.push_back({&name, &key, entry.begin, entry.end, piece.crc32c});
+    }
+    std::sort(all.begin() + first, all.end(), [](const Checked& a, const Checked& b) { return a.begin < b.begin; });
+  }
+  return all;
+}
+
+// Parts are cut by bytes, in the order of the files: with as many parts as ranks wrote, each is one file, which its rank then reads again.
 void NativeSource::verify(int part, int parts, bool with_optimizer) {
-  std::int64_t total = 0, place = 0, compared = 0;
-  const auto wanted = [&](const Piece& piece) { return with_optimizer || piece.kind == kParam || piece.kind == kFp32; };
-  const auto compare = [&](std::int64_t bytes, const auto& sum, std::uint32_t said, const auto& where) {
-    const bool mine = static_cast<__int128>(place) * parts / std::max<std::int64_t>(total, 1) == part;
+  const auto all = checksums(with_optimizer);
+  std::int64_t total = 0, place = 0;
+  for (const auto& one : all) total += one.end - one.begin;
+  std::optional<ChecksumReader> reader;
+  for (const auto& one : all) {
+    const auto bytes = one.end - one.begin;
+    const auto middle = place + bytes / 2;
     place += bytes;
-    if (!mine) return;
-    if (const auto found = sum(); found != said)
-      fail(where(), cat("the values are damaged: checksum ", checksum_text(found), ", the manifest says ", checksum_text(said)));
-    compared += bytes;
-    if (progress_) progress_(compared);
-  };
-  const auto visit = [&](const auto& each) {
-    for (const auto& [name, record] : manifest_.files) {
-      if (record.crc32c) each(name, record, std::string(), nullptr);
-      for (const auto& [key, piece] : record.pieces) {
-        if (wanted(piece)) each(name, record, key, &piece);
-      }
+    if (static_cast<__int128>(middle) * parts / std::max<std::int64_t>(total, 1) != part) continue;
+    if (const auto path = directory_ + "/" + *one.file; !reader || reader->path() != path) reader.emplace(path);
+    if (const auto found = reader->checksum(one.begin, one.end); found != one.said) {
+      fail(one.key ? cat(reader->path(), ": '", *one.key, "'") : reader->path(),
+           cat("the values are damaged: checksum ", checksum_text(found), ", the manifest says ", checksum_text(one.said)));
     }
-  };
-  const auto bytes_of = [&](const std::string& name, const FileRecord& record, const std::string& key, const Piece* piece) {
-    if (!piece) return record.bytes;
-    const auto& entry = file(name).entry(key);
-    return entry.end - entry.begin;
-  };
-  visit([&](const auto&... item) { total += bytes_of(item...); });
-  visit([&](const std::string& name, const FileRecord& record, const std::string& key, const Piece* piece) {
-    const auto path = directory_ + "/" + name;
-    const auto bytes = bytes_of(name, record, key, piece);
-    if (!piece) {
-      compare(
-          bytes, [&] { return checksum_file(path); }, *record.crc32c, [&] { return std::string(path); });
-    } else {
-      compare(
-          bytes, [&] { return file(name).checksum(key); }, piece->crc32c, [&] { return cat(path, ": '", key, "'"); });
-    }
-  });
+  }
 }
 
 std::unique_ptr<Source> open(const std::string& directory) { return std::make_unique<NativeSource>(directory); }

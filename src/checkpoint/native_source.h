@@ -21,17 +21,23 @@ class NativeSource final : public Source {
   void read_into(const Range& range, at::Tensor& out) override;
   void check(const std::vector<Range>& ranges) override;
   void verify(int part, int parts, bool with_optimizer) override;
-  /// Called by verify() with the bytes compared so far.
-  void set_progress(std::function<void(std::int64_t)> progress) { progress_ = std::move(progress); }
 
  private:
   struct Part {
     std::string file, key;
     const Piece* piece;
   };
+  /// Bytes of a file that have a checksum.
+  struct Checked {
+    const std::string* file;
+    const std::string* key;  ///< null: the whole file
+    std::int64_t begin, end;
+    std::uint32_t said;
+  };
   using Value = std::pair<std::string, std::string>;  // kind, name
   const std::vector<Part>& parts_of(const Range& range) const;
   const TensorFile& file(const std::string& name);
+  std::vector<Checked> checksums(bool with_optimizer);
   c10::ScalarType dtype_of(const Range& range);
   void read_parts(const Range& range, c10::ScalarType dtype, void* out);
 
@@ -39,7 +45,6 @@ class NativeSource final : public Source {
   Manifest manifest_;
   std::map<Value, std::vector<Part>> parts_;                  // in order of their elements
   std::map<std::string, std::unique_ptr<TensorFile>> files_;  // headers read so far
-  std::function<void(std::int64_t)> progress_;
 };
 
 }  // namespace unshard::checkpoint

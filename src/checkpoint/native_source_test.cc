@@ -65,6 +65,36 @@ TEST(NativeSource, NamesTheFileAndTheReason) {
   EXPECT_TRUE(has(text, "rank_0.safetensors") && has(text, "the manifest says")) << text;
 }
 
+// Each byte of the values is one part's to compare, however many parts there are.
+TEST(NativeSource, ADamagedByteAnywhereIsFoundByExactlyOnePart) {
+  Folder folder;
+  write_sample(folder / "tag", 2);
+  for (const char* name : {"/rank_0.safetensors", "/rank_1.safetensors"}) {
+    const auto path = folder / "tag" + name;
+    const auto whole = contents_of(path);
+    const TensorFile file(path);
+    std::int64_t first = INT64_MAX;
+    for (const auto& [key, entry] : file.entries()) first = std::min(first, entry.begin);
+    for (auto at = static_cast<std::size_t>(first); at < whole.size(); ++at) {
+      auto damaged = whole;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+      put(path, damaged);
+      for (const int parts : {1, 2, 3, 16}) {
+        int found = 0;
+        for (int part = 0; part < parts; ++part) {
+          NativeSource source(folder / "tag");
+          const auto error = error_of([&] { source.verify(part, parts, true); });
+          if (error.empty()) continue;
+          ++found;
+          EXPECT_NE(error.find(path), std::string::npos) << error;
+        }
+        EXPECT_EQ(found, 1) << "byte " << at << " of " << path << " in " << parts << " parts";
+      }
+    }
+    put(path, whole);
+  }
+}
+
 nlohmann::json& any_node(nlohmann::json& root, std::mt19937& random) {
   auto* node = &root;
   while (node->is_structured() && !node->empty() && random() % 4 != 0) {

@@ -1,7 +1,6 @@
 #include "checkpoint/tensor_file.h"
 
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -31,7 +30,6 @@ constexpr std::pair<c10::ScalarType, const char*> kTypes[] = {{c10::ScalarType::
                                                               {c10::ScalarType::Float8_e5m2, "F8_E5M2"}};
 constexpr std::int64_t kMostHeaderBytes = 1 << 30;
 constexpr std::size_t kAlignment = 4096;  // of the values' begin, so that they can be read directly
-constexpr std::size_t kReadBytes = 4 << 20;
 
 std::string type_name(const std::string& path, c10::ScalarType dtype) {
   for (const auto& [type, name] : kTypes) {
@@ -57,21 +55,6 @@ std::string make_header(const std::string& path, const NamedTensors& tensors, co
   constexpr auto kLength = sizeof(std::uint64_t);
   text.resize((text.size() + kLength + kAlignment - 1) / kAlignment * kAlignment - kLength, ' ');
   return text;
-}
-
-/// Checksum of `size` bytes of a file from `begin`, read in pieces.
-std::uint32_t checksum_bytes(const std::string& path, std::int64_t begin, std::int64_t end) {
-  const auto file = open_to_read(path);
-  (void)::posix_fadvise(file.get(), begin, end - begin, POSIX_FADV_SEQUENTIAL);
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::int64_t>(kReadBytes, end - begin)));
-  std::uint32_t crc = 0;
-  while (begin < end) {
-    const auto size = static_cast<std::size_t>(std::min<std::int64_t>(end - begin, static_cast<std::int64_t>(piece.size())));
-    read_exactly(file, path, piece.data(), size, begin);
-    crc = crc32c(crc, piece.data(), size);
-    begin += static_cast<std::int64_t>(size);
-  }
-  return crc;
 }
 
 }  // namespace
@@ -159,12 +142,5 @@ void TensorFile::read_elements(const std::string& name, std::int64_t begin, std:
   const auto file = open_to_read(path_);
   read_exactly(file, path_, out, static_cast<std::size_t>((end - begin) * width), found.begin + begin * width);
 }
-
-std::uint32_t TensorFile::checksum(const std::string& name) const {
-  const auto& found = entry(name);
-  return checksum_bytes(path_, found.begin, found.end);
-}
-
-std::uint32_t checksum_file(const std::string& path) { return checksum_bytes(path, 0, file_bytes(open_to_read(path), path)); }
 
 }  // namespace unshard::checkpoint

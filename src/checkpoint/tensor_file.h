@@ -52,8 +52,6 @@ class TensorFile {
   at::Tensor read(const std::string& name) const;
   /// Elements [begin, end) of the flattened value, in its dtype, to `out`.
   void read_elements(const std::string& name, std::int64_t begin, std::int64_t end, void* out) const;
-  /// Checksum of the value's bytes. They pass through the page cache, where a read that follows finds them.
-  std::uint32_t checksum(const std::string& name) const;
 
  private:
   void read_header();
@@ -62,8 +60,5 @@ class TensorFile {
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };
-
-/// Checksum of a whole file.
-std::uint32_t checksum_file(const std::string& path);
 
 }  // namespace unshard::checkpoint

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "checkpoint/checksum_reader.h"
 #include "unshard/core/error.h"
 
 namespace unshard {

@@ -12,6 +12,7 @@ namespace unshard::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::testing::contents_of;
 using checkpoint::testing::error_of;
 using checkpoint::testing::Folder;
 
@@ -299,6 +300,42 @@ TEST(SaveLoad, ADamagedFileIsAnErrorOnAllRanksAndChangesNothing) {
     refused([&] { fs::remove(path); });
     steps(engine, model, rank, 2, 3);
     EXPECT_TRUE(engine.was_step_applied());
+    engine.destroy();
+  });
+}
+
+TEST(SaveLoad, ADamagedByteAnywhereChangesNothing) {
+  Folder folder;
+  run_ranks(2, [&](int rank, Communicator& comm) {
+    TinyModel model;
+    Engine engine(model.named(), config_of(run_with(3, "bf16"), 2), share(comm), small_buckets());
+    steps(engine, model, rank, 0, 1);
+    engine.save(folder / "state", {.state_json = R"({"note": "mine"})"});
+    steps(engine, model, rank, 1, 2);
+    const auto before = state_of(engine, model);
+    for (const char* name : {"rank_0.safetensors", "rank_1.safetensors", "state.json"}) {
+      const auto path = folder / cat("state/", name);
+      const bool has_header = fs::path(path).extension() == ".safetensors";
+      const auto size = static_cast<std::int64_t>(fs::file_size(path)), first = std::int64_t{has_header ? 4096 : 0};
+      for (std::int64_t at = first; at < size; at += std::max<std::int64_t>(1, (size - first) / 20)) {
+        const auto flip = [&] {
+          comm.barrier("before");
+          if (rank == 0) {
+            auto bytes = contents_of(path);
+            bytes[static_cast<std::size_t>(at)] = static_cast<char>(bytes[static_cast<std::size_t>(at)] ^ 1);
+            checkpoint::testing::put(path, bytes);
+          }
+          comm.barrier("after");
+        };
+        flip();
+        const auto error = error_of([&] { engine.load(folder / "state"); });
+        EXPECT_NE(error.find(name), std::string::npos) << "byte " << at << " of " << name << ": " << error;
+        expect_same_bits(state_of(engine, model), before);
+        flip();
+      }
+    }
+    engine.load(folder / "state");
+    EXPECT_EQ(engine.global_steps(), 1);
     engine.destroy();
   });
 }

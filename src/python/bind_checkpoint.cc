@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "checkpoint/checksum_reader.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/keep.h"
 #include "checkpoint/manifest.h"

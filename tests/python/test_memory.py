@@ -1,6 +1,7 @@
 """The process holds no more than the engine accounts for, and that no more than ZeRO's arithmetic (test_equality.py checks it by kind)."""
 import ctypes
 import gc
+import os
 import pathlib
 
 import pytest
@@ -63,3 +64,50 @@ def test_process_memory_is_at_most_the_formula(stage, dtype):
         assert used <= formula + held["buckets"] + PUBLISH + WORKING, (
             f"{used / MIB:.0f} MiB used, {formula / MIB:.0f} MiB by the formula; accounts: {held}")
         assert after <= PUBLISH + WORKING, f"destroy() left {after / MIB:.0f} MiB"
+
+
+def status_bytes(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def disk_bytes_read():
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+def drop_from_cache(folder):
+    for file in folder.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def cost_of_a_load(rank, world, path):
+    folder = pathlib.Path(path)
+    engine = train(8, WIDTH, 3, "bf16")
+    engine.save_checkpoint(path, tag="tag")
+    engine.load_checkpoint(path, tag="tag")                       # modules and pools that any load needs
+    if rank == 0:
+        drop_from_cache(folder)
+    torch.distributed.barrier()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")                # the peak counts from here
+    before, read = status_bytes("VmRSS"), disk_bytes_read()
+    engine.load_checkpoint(path, tag="tag")
+    cost = status_bytes("VmHWM") - before, disk_bytes_read() - read
+    engine.destroy()
+    return cost
+
+
+def test_a_load_takes_each_byte_from_the_disk_once_and_little_memory(tmp_path):
+    costs = run_ranks(2, cost_of_a_load, str(tmp_path), fresh=True)
+    size = sum(file.stat().st_size for file in (tmp_path / "tag").iterdir())
+    assert size > 96 * MIB
+    for memory, _ in costs:
+        assert memory <= 8 * MIB, f"{memory / MIB:.1f} MiB beside the state"
+    read = sum(read for _, read in costs)
+    assert read <= 1.1 * size, f"{read / MIB:.0f} MiB read of files of {size / MIB:.0f} MiB"
+    if read:                                                             # else the folder is in memory
+        assert read >= 0.9 * size
