@@ -19,7 +19,9 @@ class Schedule:
         self._schedule = _core.make_lr_schedule(type(self).__name__, json.dumps(given), self.base_lrs[0], len(groups))
         self._whole_numbers = {float(v): v for v in given.values() if type(v) is int}
         self.last_batch_iteration = last_batch_iteration
-        self._apply()
+        self._last_lr = [g["lr"] for g in groups]
+        if last_batch_iteration == -1:          # a run that goes on makes its first update with what the optimizer has
+            self._apply()
 
     def _values(self):
         values = [self._schedule.value(self.last_batch_iteration + 1, i, base) for i, base in enumerate(self.base_lrs)]
@@ -31,12 +33,8 @@ class Schedule:
         for group, (lr, momentum, second_beta) in zip(self.optimizer.param_groups, self._values()):
             if lr is not None:
                 group["lr"] = lr
-            if momentum is None:
-                continue
-            if "betas" in group:
-                group["betas"] = (momentum, group["betas"][1] if second_beta is None else second_beta)
-            elif "momentum" in group:
-                group["momentum"] = momentum
+            if momentum is not None and "betas" in group:
+                group["betas"] = (momentum, second_beta)
         self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
 
     def get_lr(self):
@@ -99,6 +97,13 @@ class OneCycle(Schedule):
                          cycle_second_stair_count=cycle_second_stair_count, decay_step_size=decay_step_size,
                          cycle_momentum=cycle_momentum, cycle_min_mom=cycle_min_mom, cycle_max_mom=cycle_max_mom,
                          decay_mom_rate=decay_mom_rate)
+
+    def get_mom(self):
+        """The betas that the schedule says now, one pair a group; None where it leaves them alone."""
+        if not all("betas" in group for group in self.optimizer.param_groups):
+            return None
+        pairs = [(momentum, second_beta) for _, momentum, second_beta in self._values() if momentum is not None]
+        return pairs or None
 
 
 class LRRangeTest(Schedule):

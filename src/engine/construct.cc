@@ -137,12 +137,12 @@ void Engine::State::set_up_optimizer() {
 
 void Engine::State::apply_schedule() {
   if (!schedule) return;
-  const bool has_momentum = optimizer && optimizer->type() == "sgd";
+  const bool has_betas = optimizer && (optimizer->type().starts_with("adam") || optimizer->type() == "lion");
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto value = schedule->value(counters.applied_updates, static_cast<int>(g), initial_groups[g].lr);
     if (value.lr) groups[g].lr = *value.lr;
-    if (value.momentum) (has_momentum ? groups[g].momentum : groups[g].beta1) = *value.momentum;
-    if (value.second_beta && !has_momentum) groups[g].beta2 = *value.second_beta;
+    if (value.momentum && has_betas) groups[g].beta1 = *value.momentum;
+    if (value.second_beta && has_betas) groups[g].beta2 = *value.second_beta;
   }
 }
 

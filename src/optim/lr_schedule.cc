@@ -48,7 +48,10 @@ class CountedSchedule : public LrSchedule {
     reader.check(first_ >= 0, "last_batch_iteration", "wanted at least -1");
   }
   std::string type() const override { return type_; }
-  ScheduleValue value(std::int64_t updates, int group, double base_lr) const override { return after(updates + first_, group, base_lr); }
+  ScheduleValue value(std::int64_t updates, int group, double base_lr) const override {
+    if (updates == 0 && first_ > 0) return {};  // a run that goes on: its first update is made with what the optimizer has
+    return after(updates + first_, group, base_lr);
+  }
 
  protected:
   virtual ScheduleValue after(std::int64_t updates, int group, double base_lr) const = 0;
@@ -129,11 +132,12 @@ class OneCycleSchedule : public CountedSchedule {
     first_size_ = reader.number("cycle_first_step_size", 2000);
     const double second_size = reader.number("cycle_second_step_size", first_size_);
     reader.check(first_size_ > 0, "cycle_first_step_size", "wanted a number > 0");
-    reader.check(second_size > 0, "cycle_second_step_size", "wanted a number > 0");
+    reader.check(second_size >= 0, "cycle_second_step_size", "wanted a number >= 0");
     total_size_ = first_size_ + second_size;
-    for (const char* key : {"cycle_first_stair_count", "cycle_second_stair_count"}) {
-      reader.check(reader.integer(key).value_or(0) == 0, key, "stairs are not built; leave it out for a straight line");
-    }
+    first_stairs_ = reader.integer("cycle_first_stair_count").value_or(0);
+    second_stairs_ = reader.integer("cycle_second_stair_count").value_or(first_stairs_);
+    reader.check(first_stairs_ >= 0, "cycle_first_stair_count", "wanted a number >= 0 (0: a straight line)");
+    reader.check(second_stairs_ >= 0, "cycle_second_stair_count", "wanted a number >= 0 (0: a straight line)");
     decay_size_ = reader.number("decay_step_size", 0);
     reader.check(decay_size_ >= 0, "decay_step_size", "wanted a number >= 0 (0: no decay after the cycle)");
     lr_rate_ = reader.number("decay_lr_rate", 0);
@@ -170,13 +174,20 @@ class OneCycleSchedule : public CountedSchedule {
     if (values.empty()) reader.fail(key, "it is required: the learning rate at one end of the cycle");
     return values;
   }
-  /// 0 at both ends of the cycle, 1 where the first half ends.
+  /// 0 at both ends of the cycle, 1 where the first half ends; in stairs where they are asked for.
   double height_at(double position) const {
+    if (position >= total_size_) return 0;
+    const bool rises = position <= first_size_;
+    if (const auto stairs = static_cast<double>(rises ? first_stairs_ : second_stairs_); stairs > 0) {
+      const double way = rises ? position * stairs / first_size_ : (total_size_ - position) * stairs / (total_size_ - first_size_);
+      return std::floor(way) / stairs;
+    }
     const double part = position / total_size_, peak = first_size_ / total_size_;
-    return part <= peak ? part / peak : (part - 1) / (peak - 1);
+    return rises ? part / peak : (part - 1) / (peak - 1);
   }
   std::vector<double> min_, max_;
   double first_size_ = 0, total_size_ = 0, decay_size_ = 0, lr_rate_ = 0, momentum_rate_ = 0, min_momentum_ = 0, max_momentum_ = 0;
+  std::int64_t first_stairs_ = 0, second_stairs_ = 0;
   bool cycle_momentum_ = true;
 };
 

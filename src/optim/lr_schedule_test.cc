@@ -38,6 +38,18 @@ const Curve kRecorded[] = {
      R"({"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 4, "cycle_second_step_size": 5, "decay_lr_rate": 0.1, "decay_step_size": 2, "cycle_min_mom": 0.8, "cycle_max_mom": 0.95, "decay_mom_rate": 0.05})",
      {0.001, 0.003250000000000001, 0.005500000000000002, 0.00775, 0.010000000000000002, 0.0082, 0.006400000000000002, 0.004600000000000002, 0.002800000000000001, 0.001, 0.0009523809523809524, 0.0009090909090909091, 0.0008695652173913044, 0.0008333333333333334},
      {0.8, 0.9125, 0.875, 0.8375, 0.8, 0.8300000000000001, 0.86, 0.89, 0.9199999999999999, 0.95, 0.9737499999999999, 0.9974999999999999, 1.02125, 1.045}},
+    {"OneCycle",
+     R"({"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 4, "cycle_second_step_size": 6, "cycle_first_stair_count": 2, "cycle_second_stair_count": 3})",
+     {0.001, 0.001, 0.0055000000000000005, 0.0055000000000000005, 0.010000000000000002, 0.007, 0.007, 0.004, 0.004, 0.001, 0.001, 0.001},
+     {0.8, 0.9, 0.8500000000000001, 0.8500000000000001, 0.8, 0.8333333333333334, 0.8333333333333334, 0.8666666666666667, 0.8666666666666667, 0.9, 0.9, 0.9}},
+    {"OneCycle",
+     R"({"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3, "cycle_second_step_size": 5, "cycle_first_stair_count": 2, "decay_step_size": 2, "decay_lr_rate": 0.5})",
+     {0.001, 0.001, 0.0055000000000000005, 0.010000000000000002, 0.0055000000000000005, 0.0055000000000000005, 0.001, 0.001, 0.001, 0.0008, 0.0006666666666666666},
+     {0.8, 0.9, 0.8500000000000001, 0.8, 0.8500000000000001, 0.8500000000000001, 0.9, 0.9, 0.9, 0.9, 0.9}},
+    {"OneCycle",
+     R"({"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3, "cycle_second_step_size": 0})",
+     {0.001, 0.004, 0.006999999999999999, 0.001, 0.001},
+     {0.8, 0.8666666666666667, 0.8333333333333334, 0.9, 0.9}},
     {"LRRangeTest",
      R"({"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 0.5, "lr_range_test_staircase": true})",
      {0.0001, 0.0001, 0.0001, 0.00015000000000000001, 0.00015000000000000001, 0.00015000000000000001, 0.0002, 0.0002, 0.0002, 0.00025, 0.00025, 0.00025, 0.00030000000000000003, 0.00030000000000000003},
@@ -84,8 +96,10 @@ TEST(LrSchedule, AListGivesEachGroupItsOwnRates) {
   EXPECT_EQ(lr_of("LRRangeTest", R"({"lr_range_test_min_lr": [1, 2], "lr_range_test_step_size": 2})", 1, 0, 1, 2), 3);
 }
 
-TEST(LrSchedule, LastBatchIterationContinuesACurve) {
-  for (std::int64_t updates = 0; updates < 5; ++updates) {
+TEST(LrSchedule, LastBatchIterationContinuesACurveAfterOneUpdateAtTheOptimizersOwnRate) {
+  const auto continued = make_lr_schedule("WarmupLR", R"({"warmup_num_steps": 9, "last_batch_iteration": 2})", 3e-3, 1);
+  EXPECT_FALSE(continued->value(0, 0, 3e-3).lr.has_value());
+  for (std::int64_t updates = 1; updates < 5; ++updates) {
     EXPECT_EQ(lr_of("WarmupLR", R"({"warmup_num_steps": 9, "last_batch_iteration": 2})", updates),
               lr_of("WarmupLR", R"({"warmup_num_steps": 9})", updates + 3));
   }

@@ -208,6 +208,29 @@ def test_schedule_moves_on_applied_boundary_updates_only():
     engine.destroy()
 
 
+def test_one_cycle_moves_betas_and_leaves_other_momenta_alone():
+    """The values are DeepSpeed 0.19.8's."""
+    cycle = {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3}
+    adam, sgd = torch.optim.AdamW(parameters(), lr=3e-3), torch.optim.SGD(parameters(), lr=0.1, momentum=0.5)
+    with_betas, without = schedules.OneCycle(adam, **cycle), schedules.OneCycle(sgd, **cycle)
+    assert with_betas.get_mom() == [(0.8, 0.99)] and without.get_mom() is None
+    with_betas.step()
+    without.step()
+    assert with_betas.get_mom() == [adam.param_groups[0]["betas"]] == [(pytest.approx(0.9 - 0.1 / 3), 0.99)]
+    assert sgd.param_groups[0]["momentum"] == 0.5 and sgd.param_groups[0]["lr"] == pytest.approx(0.004)
+
+
+def test_a_schedule_that_goes_on_leaves_the_first_update_to_the_optimizers_rate():
+    """The values are DeepSpeed 0.19.8's."""
+    optimizer = torch.optim.AdamW(parameters(), lr=3e-3)
+    schedule = schedules.WarmupLR(optimizer, warmup_num_steps=9, last_batch_iteration=2)
+    rates = [optimizer.param_groups[0]["lr"]]
+    for _ in range(3):
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.003, 0.001892789260714372, 0.0021974602810768905, 0.002446394630357186])
+
+
 @pytest.mark.parametrize("kind", schedules.VALID_LR_SCHEDULES)
 def test_schedules_work_on_any_torch_optimizer_and_resume(kind):
     more = {"WarmupDecayLR": {"total_num_steps": 9}, "WarmupCosineLR": {"total_num_steps": 9},

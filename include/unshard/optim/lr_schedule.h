@@ -10,7 +10,7 @@ namespace unshard {
 
 /// What a schedule says for one group after `updates` applied updates.
 struct ScheduleValue {
-  std::optional<double> lr, momentum;  ///< momentum: SGD's momentum or beta1 (with beta2 = second_beta)
+  std::optional<double> lr, momentum;  ///< momentum: beta1 (with beta2 = second_beta); optimizers without betas keep theirs
   std::optional<double> second_beta;
 };
 
