@@ -43,7 +43,7 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
         self.loaded_checkpoint_tag = None
         self.is_compiled = False
         self.enable_backward_allreduce = True
-        self._answers_self = True          # whether train() and eval() return the engine, as torch's modules do, or None
+        self._answers_as_deepspeed = False  # train() and eval() return None, not the engine as in torch; loss_scale() is the JSON's
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
         self._client_face = None           # runs a client's own optimizer; see unshard.optimizer.ClientOptimizer
@@ -88,7 +88,7 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
     def train(self, mode=True):
         """The module in training mode (or not). Returns the engine; None where DeepSpeed's module made it."""
         super().train(mode)
-        return self if self._answers_self else None
+        return None if self._answers_as_deepspeed else self
 
     # ---- the step -------------------------------------------------------------------------------------------------------------------
     def forward(self, *inputs, **keywords):

@@ -31,6 +31,7 @@ class EngineMoreSettings:
     zero_round_robin_gradients = _zero("round_robin_gradients", False, "As in the JSON.")
     zero_ignore_unused_parameters = _zero("ignore_unused_parameters", True, "As in the JSON; parameters may always be unused.")
     zero_elastic_checkpoint = _zero("elastic_checkpoint", False, "As in the JSON; checkpoints load at any number of ranks.")
+    zero_load_from_fp32_weights = _zero("load_from_fp32_weights", True, "As in the JSON.")
     zero_sub_group_size = _zero("sub_group_size", 10**9, "As in the JSON; updates are made in place, without groups.")
     zero_module_granularity_threshold = _zero("stage3_module_granularity_threshold", 0, "As in the JSON.")
     zero_allgather_sequential = _zero("stage3_allgather_sequential", False, "As in the JSON.")

@@ -53,7 +53,7 @@ class EngineReport:
     def _events(self, with_times):
         values = {"lr": self.get_lr()[0]} if self.get_lr() else {}
         if self._config.fp16.enabled:
-            values["loss_scale"] = self.loss_scale()
+            values["loss_scale"] = self._core.loss_scale()
         if with_times and self._config.wall_clock_breakdown:
             times = self._core.times()
             values.update({name: sum(times[part] for part in parts) for name, parts in _TIMES.items()})

@@ -115,12 +115,13 @@ class EngineSettings:
         return self._config.gradient_clipping
 
     def loss_scale(self):
-        """Factor on the loss now; 1 without fp16."""
-        return self._core.loss_scale()
+        """Factor on the loss now; 1 without fp16. Of DeepSpeed's module: fp16.loss_scale as in the JSON, where 0 stands for a dynamic one
+        (`optimizer.cur_scale` is the factor now)."""
+        return self._config.fp16.loss_scale if self._answers_as_deepspeed else self._core.loss_scale()
 
     def dynamic_loss_scale(self):
-        """Whether that factor is found by the engine (fp16 with loss_scale 0)."""
-        return self._config.fp16.enabled and self._config.fp16.loss_scale == 0
+        """Whether that factor is found by the engine (fp16 with loss_scale 0). Of DeepSpeed's module: without fp16 too."""
+        return (self._config.fp16.enabled or self._answers_as_deepspeed) and self._config.fp16.loss_scale == 0
 
     def initial_dynamic_scale(self):
         """The factor that a dynamic loss scale begins with."""
@@ -176,14 +177,14 @@ class EngineSettings:
         return model, self._config.grad_accum_dtype or torch.float32
 
     def _from_groups(self, key):
-        return [] if self.optimizer is None else [group.get(key) for group in self.optimizer.param_groups]
+        return [] if self.optimizer is None else [group.get(key, 0.0) for group in self.optimizer.param_groups]
 
     def get_lr(self):
         """The learning rate of each group, as the next update will use it."""
         return self._from_groups("lr")
 
     def get_type(self):
-        """"type" of each parameter group; None where a group has none."""
+        """"type" of each parameter group; 0.0 where a group has none."""
         return self._from_groups("type")
 
     def get_mom(self):

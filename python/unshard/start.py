@@ -36,7 +36,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         Goes before the JSON's.
     config, config_params : dict, path or base64 text
     deepspeed_defaults : bool
-        gradient_clipping absent from the JSON means 1.0, and engine.train() returns None, as in DeepSpeed.
+        As in DeepSpeed: gradient_clipping absent from the JSON means 1.0, engine.train() returns None, engine.loss_scale() is the JSON's.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         monitor = MonitorMaster(MonitorSettings.of(config_dict))
         engine = _make_engine(model, config, config_dict, optimizer, model_parameters)
         engine.mpu, engine.collate_fn, engine.monitor, engine.training_data = mpu, collate_fn, monitor, training_data
-        engine._answers_self = not deepspeed_defaults
+        engine._answers_as_deepspeed = deepspeed_defaults
         engine.lr_scheduler = _scheduler(lr_scheduler, config, engine)
         if training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)

@@ -122,6 +122,14 @@ def test_train_and_eval_return_none_as_in_deepspeed_and_the_engine_in_unshard():
     assert own.eval() is own and own.train() is own
 
 
+def test_the_getters_of_the_loss_scale_answer_from_the_json_as_in_deepspeed():
+    dynamic, static = small_engine(), small_engine(fp16={"enabled": True, "loss_scale": 8})
+    assert (dynamic.loss_scale(), dynamic.dynamic_loss_scale(), dynamic.get_type()) == (0, True, [0.0])
+    assert (static.loss_scale(), static.dynamic_loss_scale(), static.optimizer.cur_scale) == (8, False, 8)
+    own = unshard.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 1})[0]
+    assert (own.loss_scale(), own.dynamic_loss_scale()) == (1, False)
+
+
 # ---- monitors ----------------------------------------------------------------------------------------------------------------------
 def test_csv_files_hold_the_rate_at_every_update_and_go_on_where_they_were(tmp_path):
     section = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
