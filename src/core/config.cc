@@ -93,6 +93,14 @@ void note_no_ops(const config::Checked& checked, std::vector<std::string>& notic
   if (!keys.empty()) notices.push_back(cat("accepted, without effect here: ", keys));
 }
 
+/// Only parameters that are partitioned can be offloaded.
+void drop_idle_param_offload(Config& config, std::vector<std::string>& notices) {
+  if (config.zero.stage == 3 || config.zero.offload_param.device == OffloadDevice::none) return;
+  config.zero.offload_param.device = OffloadDevice::none;
+  notices.push_back(cat("zero_optimization.offload_param has no effect at zero_optimization.stage = ", config.zero.stage,
+                        ": parameters are partitioned at stage 3 only"));
+}
+
 }  // namespace
 
 Config::Config() {
@@ -120,6 +128,7 @@ Config Config::from_json(std::string_view json, const ConfigContext& context) {
   config::load_fields(c, checked);
   apply_old_offload(c, checked, details->origins);
   config::check_rules(c, checked, context.source);
+  drop_idle_param_offload(c, details->notices);
 
   if (auto notice = config::resolve_batch(c, checked, context); !notice.empty()) details->notices.push_back(std::move(notice));
   for (const char* name : {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})

@@ -12,7 +12,7 @@ void check_precision(const Config& config, const std::string& source) {
                           "): weights have one dtype; set one of them to false (bf16 needs no loss scale and is the safer choice)"));
 }
 
-void check_offload(const Config& config, const Checked& checked, const std::string& source) {
+void check_offload(const Checked& checked, const std::string& source) {
   for (const char* which : {"offload_optimizer", "offload_param"}) {
     const std::string path = cat("zero_optimization.", which, ".device");
     const Entry* device = checked.find(path);
@@ -20,10 +20,6 @@ void check_offload(const Config& config, const Checked& checked, const std::stri
       throw ConfigError(
           cat("[config] known, not built yet: ", path, " = \"nvme\" (", source, "); remove it or set it to \"cpu\" or \"none\""));
   }
-  if (config.zero.stage < 3 && config.zero.offload_param.device != OffloadDevice::none)
-    throw ConfigError(cat("[config] zero_optimization.offload_param.device = \"cpu\" (", source,
-                          ") has no effect at zero_optimization.stage = ", config.zero.stage,
-                          ": parameters are partitioned at stage 3 only; set stage to 3, or remove offload_param"));
 }
 
 void check_reduction(const Config& config, const std::string& source) {
@@ -51,7 +47,7 @@ void check_old_offload(const Checked& checked, const std::string& source) {
 void check_rules(const Config& config, const Checked& checked, const std::string& source) {
   check_precision(config, source);
   check_old_offload(checked, source);
-  check_offload(config, checked, source);
+  check_offload(checked, source);
   check_reduction(config, source);
 }
 

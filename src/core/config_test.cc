@@ -92,6 +92,15 @@ TEST(Config, HintsWithoutEffectAreAcceptedAndSaidOnce) {
   EXPECT_EQ(config.notices()[0], "accepted, without effect here: zero_optimization.round_robin_gradients = true");
 }
 
+TEST(Config, OffloadOfParametersBelowStageThreeIsDroppedAndSaid) {
+  const Config config = Config::from_json(
+      R"({"train_batch_size": 1, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}, "gradient_clipping": 0})");
+  EXPECT_EQ(config.zero.offload_param.device, OffloadDevice::none);
+  ASSERT_EQ(config.notices().size(), 1u);
+  EXPECT_EQ(config.notices()[0],
+            "zero_optimization.offload_param has no effect at zero_optimization.stage = 2: parameters are partitioned at stage 3 only");
+}
+
 constexpr const char* kAllAuto = R"({"train_batch_size": 4, "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
   "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto", "round_robin_gradients": false}})";
 
