@@ -152,8 +152,11 @@ class EngineSettings:
         return self._config.dump_state
 
     def optimizer_name(self):
-        """The JSON's optimizer type, else the class of the program's own; None: evaluation only."""
-        return self._config.optimizer.type or (type(self.client_optimizer).__name__ if self.client_optimizer is not None else None)
+        """The class of the program's own optimizer, else the JSON's type, in small letters where it is one of ours; None without."""
+        if self.client_optimizer is not None:
+            return type(self.client_optimizer).__name__
+        name = self._config.optimizer.type or None
+        return name.lower() if name and name.lower() in ("adam", "adamw", "adagrad", "lion") else name
 
     def optimizer_params(self):
         """The JSON's optimizer.params, as given; None without."""
@@ -188,8 +191,8 @@ class EngineSettings:
         return self._from_groups("type")
 
     def get_mom(self):
-        """momentum or betas of each group."""
-        return [] if self.optimizer is None else [g.get("momentum", g.get("betas")) for g in self.optimizer.param_groups]
+        """momentum or betas of each group; 0.0 where a group has neither."""
+        return [] if self.optimizer is None else [g.get("momentum", g.get("betas", 0.0)) for g in self.optimizer.param_groups]
 
 
 def _check_count(method, value):

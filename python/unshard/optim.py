@@ -132,7 +132,7 @@ class SGD(FusedOptimizer):
 
     kind = "sgd"
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False):
+    def __init__(self, params, lr=1e-3, momentum=0, dampening=0, weight_decay=0, nesterov=False, maximize=False):
         super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
                                   "nesterov": nesterov, "maximize": maximize})
 
@@ -142,7 +142,7 @@ class Adagrad(FusedOptimizer):
 
     kind = "adagrad"
 
-    def __init__(self, params, lr=1e-2, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10, maximize=False):
+    def __init__(self, params, lr=1e-2, lr_decay=0, weight_decay=0, initial_accumulator_value=0, eps=1e-10, maximize=False):
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
                                   "initial_accumulator_value": initial_accumulator_value, "eps": eps, "maximize": maximize})
 
@@ -178,11 +178,14 @@ def from_config(optimizer, params):
     if known and not given.get("amsgrad"):
         kind, options = _core.parse_optimizer(optimizer.type, optimizer.params_json)
         keywords = {k: v for k, v in given.items() if k not in _CHOICES}
-        if kind in ("adam", "adamw") and optimizer.type.lower() in ("adam", "adamw"):
-            return Adam(params, adam_w_mode=kind == "adamw", **keywords)
+        if kind in ("adam", "adamw"):
+            return Adam(params, adam_w_mode=kind == "adamw", **{"weight_decay": options.weight_decay, **keywords})
         return _BY_KIND[kind](params, **keywords)
+    wanted = optimizer.type.lower()
+    if known and wanted == "adam" and given.get("adam_w_mode", True):
+        wanted = "adamw"                                     # amsgrad, which the kernels don't have, with torch_adam
     names = {n.lower(): n for n in dir(torch.optim) if isinstance(getattr(torch.optim, n), type)}
-    kind = getattr(torch.optim, names.get(optimizer.type.lower(), optimizer.type), None)
+    kind = getattr(torch.optim, names.get(wanted, optimizer.type), None)
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
         raise ConfigError(f"[config] optimizer.type '{optimizer.type}' is neither one of {', '.join(sorted(_BY_KIND))} nor a class of "
                           "torch.optim")

@@ -239,8 +239,6 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"({"optimizer": {"type": "Muon"}})", {"pass a torch.optim.Muon of your own", "stage 0 only"}},
         Bad{R"({"optimizer": {"type": "OneBitAdam"}})", {"optimizer.type = \"OneBitAdam\"", "was removed"}},
         Bad{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", {"not built yet: optimizer.params.amsgrad = true"}},
-        Bad{R"({"optimizer": {"type": "Adam", "params": {"fp32_optimizer_states": false}}})",
-            {"optimizer.params.fp32_optimizer_states = false", "set it to true"}},
         Bad{R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}})",
             {"not built yet: bf16.bf16_master_weights_and_grads"}}));
 

@@ -37,8 +37,10 @@ Section adam() {
               {.name = "bias_correction", .initial = "true"},
               {.name = "adam_w_mode", .initial = "true", .note = "false: weight decay is added to the gradient (Adam only)"},
               {.name = "amsgrad", .initial = "false", .state = not_built},
-              {.name = "torch_adam", .initial = "false", .note = "true: torch.optim's class, which checks its own parameters"},
-              {.name = "fp32_optimizer_states", .initial = "true", .state = not_built},
+              {.name = "torch_adam",
+               .initial = "false",
+               .note = "true: torch.optim's class, which checks its own parameters; its AdamW decays by 0.01 unless told"},
+              {.name = "fp32_optimizer_states", .initial = "true", .state = accepted, .note = "states are fp32, as the masters"},
           }),
           {"adam", "adamw"}};
 }

@@ -301,6 +301,9 @@ TEST(ParseOptimizer, DefaultsAndTheMeaningOfAdam) {
   EXPECT_EQ(parse_optimizer("Adam", "{}").type, "adamw");
   EXPECT_EQ(parse_optimizer("Adam", R"({"adam_w_mode": false})").type, "adam");
   EXPECT_EQ(parse_optimizer("AdamW", "{}").type, "adamw");
+  EXPECT_EQ(parse_optimizer("AdamW", R"({"fp32_optimizer_states": false})").options.weight_decay, 0);
+  EXPECT_EQ(parse_optimizer("Adam", R"({"torch_adam": true})").options.weight_decay, 0.01);
+  EXPECT_EQ(parse_optimizer("Adam", R"({"torch_adam": true, "adam_w_mode": false})").options.weight_decay, 0);
   const auto adam =
       parse_optimizer("ADAMW", R"({"lr": 0.5, "betas": [0.7, 0.9], "eps": 1e-3, "weight_decay": 0.2, "bias_correction": false})").options;
   EXPECT_EQ(adam.lr, 0.5);

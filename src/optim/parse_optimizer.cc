@@ -19,16 +19,15 @@ std::string lower(std::string text) {
 }
 
 /// Arguments that every type has, and those of torch that choose an implementation, not a formula.
-void read_common(ParamsReader& reader, GroupOptions& options, double default_lr) {
+void read_common(ParamsReader& reader, GroupOptions& options, double default_lr, double default_decay = 0) {
   options.lr = reader.number("lr", default_lr);
   reader.check(options.lr >= 0, "lr", "wanted a number >= 0");
-  options.weight_decay = reader.number("weight_decay", 0);
+  options.weight_decay = reader.number("weight_decay", default_decay);
   reader.check(options.weight_decay >= 0, "weight_decay", "wanted a number >= 0");
   options.maximize = reader.flag("maximize", false);
-  for (const char* key : {"foreach", "fused", "set_grad_none", "torch_adam"}) reader.ignore(key);
+  for (const char* key : {"foreach", "fused", "set_grad_none", "torch_adam", "fp32_optimizer_states"}) reader.ignore(key);
   reader.only("capturable", false, "updates are not captured in graphs");
   reader.only("differentiable", false, "gradients do not flow through an update");
-  reader.only("fp32_optimizer_states", true, "states are kept in fp32");
   if (reader.number("max_grad_norm"))
     reader.fail("max_grad_norm", "set \"gradient_clipping\" at the top level of the configuration instead");
 }
@@ -46,13 +45,15 @@ void read_eps(ParamsReader& reader, GroupOptions& options, double fallback) {
 }
 
 /// \return  whether weight decay is decoupled.
-bool read_adam(ParamsReader& reader, GroupOptions& options) {
-  read_common(reader, options, 1e-3);
+bool read_adam(ParamsReader& reader, GroupOptions& options, bool named_adamw) {
+  const bool decoupled = reader.flag("adam_w_mode", true) || named_adamw;
+  // torch_adam asks for torch.optim's class, whose AdamW decays unless told otherwise.
+  read_common(reader, options, 1e-3, decoupled && reader.flag("torch_adam", false) ? 1e-2 : 0);
   read_betas(reader, options);
   read_eps(reader, options, 1e-8);
   options.bias_correction = reader.flag("bias_correction", true);
   reader.only("amsgrad", false, "AMSGrad needs a third state; pass torch.optim.AdamW(amsgrad=True) as a client optimizer");
-  return reader.flag("adam_w_mode", true);
+  return decoupled;
 }
 
 void read_sgd(ParamsReader& reader, GroupOptions& options) {
@@ -99,7 +100,7 @@ ParsedOptimizer parse_optimizer(const std::string& type, const std::string& para
     read_adagrad(reader, parsed.options);
   } else if (parsed.type == "lion") {
     read_lion(reader, parsed.options);
-  } else if (read_adam(reader, parsed.options)) {
+  } else if (read_adam(reader, parsed.options, parsed.type == "adamw")) {
     parsed.type = "adamw";
   }
   reader.finish();

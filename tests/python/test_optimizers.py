@@ -208,6 +208,24 @@ def test_schedule_moves_on_applied_boundary_updates_only():
     engine.destroy()
 
 
+@pytest.mark.parametrize("type, params, name, group", [
+    ("Adam", {"torch_adam": True}, "adam", {"weight_decay": 0.01}), ("AdamW", {"torch_adam": True}, "adamw", {"weight_decay": 0.01}),
+    ("Adam", {"torch_adam": True, "amsgrad": True}, "adam", {"weight_decay": 0.01, "amsgrad": True, "decoupled_weight_decay": True}),
+    ("Adam", {"torch_adam": True, "adam_w_mode": False}, "adam", {"weight_decay": 0.0}), ("AdamW", {}, "adamw", {"weight_decay": 0.0}),
+    ("AdamW", {"fp32_optimizer_states": False}, "adamw", {"weight_decay": 0.0}),
+    ("SGD", {}, "SGD", {"momentum": 0, "dampening": 0, "weight_decay": 0}), ("Adagrad", {}, "adagrad", {"weight_decay": 0}),
+    ("RMSprop", {}, "RMSprop", {"momentum": 0})])
+def test_defaults_and_names_are_those_of_deepspeed(type, params, name, group):
+    """Recorded from DeepSpeed 0.19.8; whole numbers stay whole."""
+    engine, optimizer, _, _ = unshard.initialize(model=Net(), config={
+        "train_batch_size": 4, "optimizer": {"type": type, "params": {"lr": 0.01, **params}}})
+    found = optimizer.param_groups[0]
+    assert engine.optimizer_name() == name and {k: found[k] for k in group} == group
+    assert [found[k].__class__ for k in group] == [v.__class__ for v in group.values()]
+    assert engine.get_mom() == [found.get("momentum", found.get("betas", 0.0))]
+    engine.destroy()
+
+
 def test_one_cycle_moves_betas_and_leaves_other_momenta_alone():
     """The values are DeepSpeed 0.19.8's."""
     cycle = {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3}
