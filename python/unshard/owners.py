@@ -1,8 +1,10 @@
 """Which store and which engine a parameter belongs to: a side table, so that nothing is hung on the user's tensors.
 
-An entry keeps its store alive for as long as the parameter lives (a model built under zero.Init, or whose engine has gone, still works).
+An entry keeps its store alive for as long as the parameter lives (a model built under zero.Init, or whose engine has gone, still works),
+and the store its parameters: what nobody else has any more is let go by let_go_of_abandoned().
 """
 import atexit
+import gc
 import os
 import sys
 import weakref
@@ -41,6 +43,29 @@ def forget(parameters, engine=None):
 
 def engines():
     return list(_engines)
+
+
+def let_go_of_abandoned():
+    """Drop the stores whose engine has gone without destroy(), and whose parameters nobody has any more. Called where engines are made, by
+    all ranks: in other memory than shared a store's end is the end of this rank's answers to its peers."""
+    if not _entries:
+        return
+    gc.collect()                                          # an engine and its optimizer know each other
+    kept, left = set(), {}
+    for reference, (store, _, engine) in list(_entries.data.items()):
+        parameter = reference()
+        if parameter is None:
+            continue
+        # What counts here, and nothing else: `parameter`, getrefcount's argument and torch's own, and for torch the store and Python.
+        alone = sys.getrefcount(parameter) == 3 and parameter._use_count() == 2
+        if alone and (engine is None or engine() is None):
+            left.setdefault(store, []).append(reference)
+        else:
+            kept.add(store)
+    for store, references in left.items():
+        if store not in kept:
+            for reference in references:
+                _entries.data.pop(reference, None)
 
 
 def record_timeline(folder, name, world_size):

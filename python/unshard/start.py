@@ -54,6 +54,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
         raise NotImplementedError("[initialize] an mpu with model parallelism isn't available in unshard yet")
     with zero.suspended():
+        owners.let_go_of_abandoned()
         distributed.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         config, config_dict = load_config(choose(args, config, config_params), torch.distributed.get_world_size(), deepspeed_defaults)
         if torch.distributed.get_rank() == 0:

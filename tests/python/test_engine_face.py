@@ -408,3 +408,30 @@ def group_ended(rank, world, stage):
 def test_destroy_process_group_ends_gloo_though_an_engine_lives(stage):
     """Gloo's threads may hold Python's tensors: one that is left at exit aborts the process now and then."""
     assert run_ranks(2, group_ended, stage) == [[[], None]] * 2
+
+
+def address_space_tib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmSize")) / 2**30
+
+
+def dropped_engines(rank, world, stage):
+    """The value that a kept parameter of an engine dropped without destroy() has stays; of what nobody has, no memory stays."""
+    kept, spaces = None, []
+    for round in range(4):
+        model = Net()
+        engine, *_ = unshard.initialize(model=model, config=dense.config(stage))
+        engine.backward(loss_of(engine, rank, 0))
+        engine.step()
+        if round == 0:
+            kept = model.up.weight
+            value = dense.hex_of([kept.detach().clone()])
+        del model, engine, _
+        spaces.append(address_space_tib())
+    assert dense.hex_of([kept.detach().clone()]) == value
+    assert spaces[-1] - spaces[1] < 0.5, spaces             # a segment maps a TiB
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_engines_that_are_dropped_without_destroy_leave_no_memory(stage):
+    run_ranks(2, dropped_engines, stage)
