@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from unshard import owners
 
 _gathered = WeakTensorKeyDictionary()      # parameter -> how often all_gather() pinned it
+_inside = WeakTensorKeyDictionary()        # parameter -> how many GatheredParameters it is in
 
 
 class ZeroParamStatus(enum.Enum):
@@ -41,8 +42,14 @@ def _info(parameter, name):
 
 
 def _status(parameter, name):
-    away = _info(parameter, name)["partitioned"] and not _gathered.get(parameter)
+    away = _info(parameter, name)["partitioned"] and not _gathered.get(parameter) and not _inside.get(parameter)
     return ZeroParamStatus.NOT_AVAILABLE if away else ZeroParamStatus.AVAILABLE
+
+
+def count_inside(parameters, change):
+    """`parameters` enter (1) or leave (-1) a GatheredParameters."""
+    for parameter in parameters:
+        _inside[parameter] = _inside.get(parameter, 0) + change
 
 
 def _shard(parameter, name):

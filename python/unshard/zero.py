@@ -12,6 +12,7 @@ from torch.nn.modules import module as module_hooks
 from unshard import distributed, owners, raw_reads
 from unshard.config import choose, for_partitioning, load_config_dict
 from unshard.core import _core
+from unshard.parameter_attributes import count_inside
 
 # Contexts entered and not left yet, innermost last, by thread: torch's registration hooks are process-wide, so each must know its turn.
 _local = threading.local()
@@ -185,10 +186,12 @@ class GatheredParameters:
             ids = [id for id, (_, partitioned) in entries.items() if partitioned]
             if ids:
                 store.pin(ids) if self._modifier is None else store.begin_edit(ids)
+            count_inside([parameter for parameter, _ in entries.values()], 1)
         return self
 
     def __exit__(self, kind, error, trace):
         for store, entries in self._by_store.items():
+            count_inside([parameter for parameter, _ in entries.values()], -1)
             ids = [id for id, (_, partitioned) in entries.items() if partitioned]
             if self._modifier is None:
                 if ids:

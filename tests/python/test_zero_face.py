@@ -176,6 +176,13 @@ def attributes(rank, world):
     p, small = model.embed.weight, model.scale
     assert p.ds_shape == torch.Size([11, 8]) and p.ds_numel == 88 and not p.ds_persist and small.ds_persist
     assert small.ds_shape == torch.Size([3]) and p.ds_status == deepspeed.zero.ZeroParamStatus.NOT_AVAILABLE
+    for modifier in (None, 0):
+        with deepspeed.zero.GatheredParameters([p, small], modifier_rank=modifier):
+            assert p.ds_status == small.ds_status == deepspeed.zero.ZeroParamStatus.AVAILABLE
+            with deepspeed.zero.GatheredParameters(p):
+                pass
+            assert p.ds_status == deepspeed.zero.ZeroParamStatus.AVAILABLE
+        assert p.ds_status == deepspeed.zero.ZeroParamStatus.NOT_AVAILABLE
     assert p.ds_tensor.numel() == 44 and isinstance(p.ds_id, int) and p.ds_id != small.ds_id
     stranger = nn.Parameter(torch.ones(2))
     assert not any(hasattr(stranger, a) for a in ("ds_id", "ds_shape", "ds_numel", "ds_status", "ds_tensor", "ds_persist"))
