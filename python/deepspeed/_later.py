@@ -26,7 +26,7 @@ MODULES = {
     "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_states "
                               "parameter_offload partitioned_param_coordinator partitioned_param_profiler utils",
     "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage module_utils numa nvtx "
-                       "tensor_fragment torch types zero_to_torch",
+                       "torch types zero_to_torch",
 }
 # {module: names in it}
 NAMES = {

@@ -170,9 +170,10 @@ class EngineSettings:
         """The JSON's scheduler.params, as given; None without."""
         return self.config.get("scheduler", {}).get("params")
 
+    @property
     def communication_data_type(self):
-        """torch.dtype in which gradients travel, if the JSON names one; None: each in its parameter's."""
-        return self._config.communication_dtype
+        """torch.dtype in which gradients travel: what the JSON names, else that of the model's weights."""
+        return self._config.communication_dtype or self._config.compute_dtype() or torch.float32
 
     def get_data_types(self):
         """(dtype of the model's weights, dtype in which gradients accumulate)"""

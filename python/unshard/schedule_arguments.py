@@ -9,7 +9,7 @@ _OPTIONS = (
     ("cycle_second_stair_count", int, -1), ("decay_step_size", int, 1000), ("cycle_min_lr", float, 0.01), ("cycle_max_lr", float, 0.1),
     ("decay_lr_rate", float, 0.0), ("cycle_momentum", None, False), ("cycle_min_mom", float, 0.8), ("cycle_max_mom", float, 0.9),
     ("decay_mom_rate", float, 0.0),
-    ("warmup_min_lr", float, 0.0), ("warmup_max_lr", float, 0.001), ("warmup_num_steps", int, 1000), ("warmup_type", str, "log"),
+    ("warmup_min_lr", float, 0), ("warmup_max_lr", float, 0.001), ("warmup_num_steps", int, 1000), ("warmup_type", str, "log"),
     ("warmup_min_ratio", float, 0.01), ("cos_min_ratio", float, 0.01),
 )
 

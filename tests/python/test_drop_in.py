@@ -31,6 +31,8 @@ NAMES = {
                        "safe_update_full_grad_vectorized set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module "
                        "set_z3_leaf_module set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix logger log_dist OnDevice "
                        "RepeatingLoader groups",
+    "deepspeed.utils.tensor_fragment": "safe_get_full_fp32_param safe_set_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state "
+                                       "safe_get_local_grad safe_update_full_grad_vectorized",
     "deepspeed.utils.groups": "_get_data_parallel_group _get_sequence_parallel_group _get_expert_parallel_group",
     "deepspeed.utils.logging": "logger log_dist",
     "deepspeed.runtime.utils": "see_memory_usage clip_grad_norm_ move_to_device",
@@ -111,6 +113,9 @@ def test_the_engine_has_every_member_of_the_reference_and_its_getters_answer():
         if name.startswith(("zero_", "checkpoint_")) and name != "zero_grad" or name.endswith("_enabled"):
             getattr(engine, name)()
     assert engine.zero_reduce_bucket_size() == 1000 and engine.zero_overlap_comm() and engine.zero_reduce_scatter()
+    assert engine.communication_data_type == torch.float32
+    assert small_engine(bf16={"enabled": True}).communication_data_type == torch.bfloat16
+    assert small_engine(communication_data_type="fp16").communication_data_type == torch.float16
     assert engine.param_names == {p: name for name, p in engine.module.named_parameters()}
     engine.destroy()
 
