@@ -92,9 +92,12 @@ class EngineCheckpoint:
             self._load_by(custom_load_fn, source, state)
             options.update(weights=False, strict=False)
         self._waiting_values.clear()
+        micro_steps = self.micro_steps
         if custom_load_fn is None or not load_module_only:
             report = self._core.load(folder, **options) if native else self._core.load_source(source, **options)
             self._say_what_differs(report, options["strict"])
+        if self._answers_as_deepspeed:
+            self._micro_steps_loaded = self._core.micro_steps - micro_steps
         python_state.apply_state(self, state, load_optimizer_states, load_lr_scheduler_states, load_module_only)
         self.loaded_checkpoint_tag = tag
         return path, state.get("client_state", {})

@@ -5,10 +5,12 @@ import torch
 class EngineSettings:
     """Mixed into Engine: what was configured, what was counted."""
 
+    _micro_steps_loaded = 0         # of another run, which DeepSpeed's engine doesn't count
+
     # Steps to now, skipped ones among them; samples over all ranks; micro-batches of this rank; skipped steps.
     global_steps = property(lambda self: self._core.global_steps)
     global_samples = property(lambda self: self._core.global_samples)
-    micro_steps = property(lambda self: self._core.micro_steps)
+    micro_steps = property(lambda self: self._core.micro_steps - self._micro_steps_loaded)
     skipped_steps = property(lambda self: self._core.skipped_steps)
 
     def train_batch_size(self):

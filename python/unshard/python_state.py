@@ -8,6 +8,7 @@ import torch
 
 from unshard.checkpoint.encoding import encode
 from unshard.core import CheckpointError
+from unshard.schedules import Schedule
 
 
 def encode_state(engine, client_state, rng):
@@ -45,6 +46,8 @@ def apply_state(engine, state, load_optimizer, load_schedule, weights_only):
             engine._client_face.load_extra_state(optimizer.get("extra_state") or {}, engine._ids)
     if load_schedule and engine.lr_scheduler is not None and state.get("lr_scheduler") is not None:
         engine.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        if load_optimizer and not optimizer.get("param_groups") and isinstance(engine.lr_scheduler, Schedule):
+            engine.lr_scheduler.apply()                      # the rate that no group brought
     rng = state.get("rng") or ()
     if engine.global_rank < len(rng):
         set_rng_state(rng[engine.global_rank])

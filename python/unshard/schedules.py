@@ -54,7 +54,12 @@ class Schedule:
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state_dict):
+        """Back to that step. The optimizer's rates are left to its own state, as torch's schedules do; apply() sets them."""
         self.last_batch_iteration = state_dict["last_batch_iteration"]
+        self._last_lr = self.get_lr()
+
+    def apply(self):
+        """Give the optimizer what the schedule says now."""
         self._apply()
 
 

@@ -135,6 +135,26 @@ def test_the_getters_of_the_loss_scale_answer_from_the_json_as_in_deepspeed():
     assert (own.loss_scale(), own.dynamic_loss_scale()) == (1, False)
 
 
+def test_what_a_load_leaves_alone_is_what_deepspeed_leaves_alone(tmp_path):
+    """The rate is the optimizer's state, and micro-batches are those of this run; recorded from DeepSpeed 0.19.8."""
+    section = {"type": "WarmupLR", "params": {"warmup_num_steps": 6, "warmup_max_lr": 0.02}}
+    saved = small_engine(scheduler=section, gradient_accumulation_steps=2)
+    steps(saved, 8)
+    saved.save_checkpoint(tmp_path)
+
+    def facts(**options):
+        engine = small_engine(scheduler=section, gradient_accumulation_steps=2)
+        engine.load_checkpoint(tmp_path, **options)
+        return engine, (engine.get_lr(), engine.lr_scheduler.last_batch_iteration, engine.global_steps, engine.micro_steps)
+    rate = pytest.approx([0.015474112289381661])
+    assert facts()[1] == (rate, 3, 4, 0)
+    assert facts(load_lr_scheduler_states=False)[1] == (rate, -1, 4, 0)
+    engine, found = facts(load_optimizer_states=False)
+    assert found == ([0.0], 3, 4, 0)
+    steps(engine, 2)
+    assert engine.get_lr() == pytest.approx([0.01796488803407854]) and (engine.global_steps, engine.micro_steps) == (5, 2)
+
+
 # ---- monitors ----------------------------------------------------------------------------------------------------------------------
 def test_csv_files_hold_the_rate_at_every_update_and_go_on_where_they_were(tmp_path):
     section = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
