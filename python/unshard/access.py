@@ -85,14 +85,27 @@ def safe_set_full_optimizer_state(param, value, optim_state_key):
 def safe_get_local_fp32_param(param):
     """This rank's flat piece of the master weights."""
     engine, id = _engine_of(param, "safe_get_local_fp32_param")
-    return engine._core.local_fp32_param(id)
+    piece = engine._core.local_fp32_param(id)
+    if id not in engine._waiting_values:
+        return piece
+    whole = engine._waiting_values[id].view(-1)
+    begin = 0 if piece.numel() == whole.numel() else engine.global_rank * engine._store.info(id)["shard_numel"]
+    return whole[begin:begin + piece.numel()].clone()
 
 
-def safe_set_local_fp32_param(param, value):
-    """Write this rank's piece; the parameter follows at once on every rank (collective)."""
+def safe_set_local_fp32_param(param, value, at_next_update=False):
+    """Write this rank's piece; the parameter follows at once on every rank, or `at_next_update` (collective)."""
     engine, id = _engine_of(param, "safe_set_local_fp32_param")
-    engine._waiting_values.pop(id, None)
-    engine._core.set_local_fp32_param(id, torch.as_tensor(value))
+    core, waiting, value = engine._core, engine._waiting_values.get(id), torch.as_tensor(value)
+    before = core.full_fp32_param(id).clone() if at_next_update else None
+    core.set_local_fp32_param(id, value)        # what isn't of the piece's size is refused here, before anything has changed
+    if waiting is not None:
+        core.set_full_fp32_param(id, waiting)
+        core.set_local_fp32_param(id, value)
+        del engine._waiting_values[id]
+    if at_next_update:                          # all ranks' pieces together are what waits
+        engine._waiting_values[id] = core.full_fp32_param(id).clone().view(param.shape)
+        core.set_full_fp32_param(id, before.view(param.shape))
 
 
 def safe_get_local_grad(param):

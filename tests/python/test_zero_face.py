@@ -369,3 +369,32 @@ def after_the_end(rank, world):
 
 def test_calls_after_destroy_are_errors():
     assert run_ranks(1, after_the_end) == [True]
+
+
+def local_masters(rank, world, stage):
+    """Pieces that DeepSpeed's module sets are read back at once, and count in forward from the next update on, as recorded from 0.19.8."""
+    import deepspeed
+    from deepspeed import utils
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.zero_()
+    engine = deepspeed.initialize(model=model, config={
+        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "optimizer": {"type": "SGD", "params": {"lr": 0.25}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}})[0]
+    piece = utils.safe_get_local_fp32_param(model.weight)
+    utils.safe_set_local_fp32_param(model.weight, torch.full_like(piece, 2.0))
+    utils.safe_set_local_fp32_param(model.weight, torch.full_like(piece, rank + 1.0))
+    assert (utils.safe_get_local_fp32_param(model.weight) == rank + 1).all()
+    assert utils.safe_get_full_fp32_param(model.weight).tolist() == [[1.0] * 4, [2.0] * 4]
+    seen = engine(torch.ones(1, 4))
+    assert seen.tolist() == [[2.0, 2.0]]                      # the old weights
+    engine.backward(seen.sum())
+    engine.step()
+    assert engine(torch.ones(1, 4)).tolist() == [[4 * 0.75 - 0.25, 4 * 1.75 - 0.25]]
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_local_masters_set_through_the_drop_in_count_from_the_next_update(stage):
+    run_ranks(2, local_masters, stage)

@@ -2,8 +2,7 @@
 from unshard import access as _access
 from unshard.access import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_get_local_fp32_param,
                             safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_grad, safe_set_full_optimizer_state,
-                            safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
-                            safe_update_full_grad_vectorized)
+                            safe_set_local_grad, safe_set_local_optimizer_state, safe_update_full_grad_vectorized)
 from unshard.data import RepeatingLoader
 from unshard.on_device import OnDevice
 
@@ -16,6 +15,11 @@ from deepspeed.utils.z3_leaf_module import (get_z3_leaf_modules, set_z3_leaf_mod
 def safe_set_full_fp32_param(param, value):
     """Set the master weights, whole; the parameter that forward sees follows at the next update."""
     _access.safe_set_full_fp32_param(param, value, at_next_update=True)
+
+
+def safe_set_local_fp32_param(param, value):
+    """Set this rank's piece of them; the parameter follows at the next update."""
+    _access.safe_set_local_fp32_param(param, value, at_next_update=True)
 
 
 __getattr__, __dir__ = attribute_table(__name__, {}, modules=("groups", "init_on_device", "logging", "tensor_fragment", "timer",

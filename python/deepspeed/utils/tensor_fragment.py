@@ -1,10 +1,9 @@
 """Access to masters, gradients and states under its other path."""
 from unshard.access import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_get_local_fp32_param,
                             safe_get_local_grad, safe_get_local_optimizer_state, safe_set_full_grad, safe_set_full_optimizer_state,
-                            safe_set_local_fp32_param, safe_set_local_grad, safe_set_local_optimizer_state,
-                            safe_update_full_grad_vectorized)
+                            safe_set_local_grad, safe_set_local_optimizer_state, safe_update_full_grad_vectorized)
 
-from deepspeed.utils import safe_set_full_fp32_param
+from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
 __all__ = ["safe_get_full_fp32_param", "safe_get_full_grad", "safe_get_full_optimizer_state", "safe_get_local_fp32_param",
            "safe_get_local_grad", "safe_get_local_optimizer_state", "safe_set_full_fp32_param", "safe_set_full_grad",
