@@ -334,17 +334,29 @@ def parse_size(text):
     return size
 
 
-def split_into_shards(state, max_shard_size):
-    """[[name, ...], ...]: in order, each at most `max_shard_size` (None: no limit) where one tensor alone isn't larger."""
+def split_into_shards(state, max_shard_size, shared):
+    """[[name, ...], ...]: in order, each at most `max_shard_size` (None: no limit) where one tensor alone isn't larger. `shared`: other
+    names of a tensor lie with it and take no room, as in a file of torch's."""
     limit = math.inf if max_shard_size is None else parse_size(max_shard_size)
-    shards, room = [], 0
+    shards, room, homes = [], 0, {}
     for name, tensor in state.items():
+        home = homes.get(id(tensor.same_as or tensor)) if shared else None
+        if home is not None:
+            home.append(name)
+            continue
         if not shards or nbytes(tensor) > room:
             shards.append([])
             room = limit
         shards[-1].append(name)
+        homes[id(tensor.same_as or tensor)] = shards[-1]
         room -= nbytes(tensor)
     return shards or [[]]
+
+
+def stored_bytes(tensors, shared):
+    """Bytes of tensors in a file; `shared`: each once, whatever names it has."""
+    found = {id((tensor.same_as or tensor) if shared else tensor): nbytes(tensor) for tensor in tensors}
+    return sum(found.values())
 
 
 def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization=False, metadata=None, progress=None):
@@ -352,9 +364,9 @@ def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization
     are removed at the end; this one's, if it fails."""
     stem, suffix = ("model", "safetensors") if safe_serialization else ("pytorch_model", "bin")
     os.makedirs(output_dir, exist_ok=True)
-    shards = split_into_shards(state, max_shard_size)
+    shards = split_into_shards(state, max_shard_size, shared=not safe_serialization)
     files, weight_map = [], {}
-    done, total = 0, sum(map(nbytes, state.values()))
+    done, total = 0, stored_bytes(state.values(), shared=not safe_serialization)
     try:
         for i, shard in enumerate(shards):
             file = f"{stem}.{suffix}" if len(shards) == 1 else f"{stem}-{i + 1:05}-of-{len(shards):05}.{suffix}"
@@ -366,7 +378,7 @@ def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization
             else:
                 write_torch_file(os.path.join(output_dir, file), tensors, progress=report)
             files.append(file)
-            done += sum(map(nbytes, tensors.values()))
+            done += stored_bytes(tensors.values(), shared=not safe_serialization)
         if len(shards) > 1:
             index = {"metadata": {"total_size": total, **(metadata or {})}, "weight_map": weight_map}
             with complete_or_absent(os.path.join(output_dir, f"{stem}.{suffix}.index.json")) as partial, open(partial, "w") as file:
@@ -386,9 +398,11 @@ def _reporter(progress, done, total, tensors):
     """Tells how many bytes lie before each tensor that is written."""
     if progress is None:
         return lambda name: None
-    before, places = done, {}
+    before, places, counted = done, {}, set()
     for name, tensor in tensors.items():
-        places[name], before = before, before + nbytes(tensor)
+        places[name] = before
+        before += 0 if id(tensor.same_as) in counted else nbytes(tensor)
+        counted.add(id(tensor.same_as or tensor))
     return lambda name: progress(places.get(name, done), total, name)
 
 
