@@ -9,12 +9,14 @@ import sys
 # {package: submodules}
 MODULES = {
     "deepspeed": "autotuning compat compile compression constants datastates elasticity inference io linear "
-                 "model_implementations module_inject moe nebula nvme pipe profiling sequence",
+                 "model_implementations module_inject nebula nvme pipe profiling sequence",
     "deepspeed.accelerator": "cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator xpu_accelerator",
     "deepspeed.checkpoint": "constants deepspeed_checkpoint reshape_3d_utils reshape_meg_2d reshape_utils universal_checkpoint "
                             "zero_checkpoint",
     "deepspeed.comm": "backend ccl config constants reduce_op torch utils",
     "deepspeed.launcher": "constants launch launcher_helper multinode_runner",
+    "deepspeed.moe": "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout layer mappings "
+                     "sharded_moe",
     "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds lamb muon op_builder quantizer random_ltd sparse_attention "
                      "transformer triton_ops",
     "deepspeed.ops.adam": "multi_tensor_apply zenflow_cpu_adam zenflow_torch_adam",

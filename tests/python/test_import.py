@@ -68,7 +68,8 @@ for name in dir(unshard):
 def test_names_of_later_work_say_so_and_are_absent_for_hasattr():
     run("""
 import deepspeed
-for holder, name in ((deepspeed, "moe"), (deepspeed, "init_inference"), (deepspeed.zero, "MiCS_Init"), (deepspeed.ops, "lamb")):
+for holder, name in ((deepspeed, "pipe"), (deepspeed.moe, "layer"), (deepspeed, "init_inference"), (deepspeed.zero, "MiCS_Init"),
+                     (deepspeed.ops, "lamb")):
     assert not hasattr(holder, name)
     try:
         getattr(holder, name)
@@ -104,7 +105,7 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
 
 @pytest.mark.parametrize("statement, named", [
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
-    ("from deepspeed import moe", "deepspeed.moe"), ("import deepspeed.moe.layer", "deepspeed.moe"),
+    ("from deepspeed.moe import layer", "deepspeed.moe.layer"), ("import deepspeed.moe.layer", "deepspeed.moe.layer"),
     ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
     ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
     ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
@@ -159,6 +160,36 @@ assert again is DeepSpeedEngine and deepspeed.runtime.lr_schedules.WarmupLR is W
 assert deepspeed.comm is dist and not dist.is_initialized()
 assert get_accelerator().device_name() in ("cpu", "cuda")
 assert sorted(VALID_LR_SCHEDULES) == ["LRRangeTest", "OneCycle", "WarmupCosineLR", "WarmupDecayLR", "WarmupLR"]
+""")
+
+
+def test_experts_can_be_asked_for_where_there_are_none():
+    """DeepSpeed's own CIFAR tutorial imports this whether it has experts or not. For such models DeepSpeed 0.19.8 gives the same."""
+    run("""
+import torch
+from deepspeed.moe.utils import (configure_moe_param_groups, has_moe_layers, is_moe_param, is_moe_param_group,
+    split_params_grads_into_shared_and_expert_params, split_params_into_different_moe_groups_for_optimizer as split,
+    split_params_into_shared_and_expert_params)
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+params = list(model.parameters())
+group, more = {"params": list(params), "name": "parameters"}, {"params": params[:1], "weight_decay": 0.1, "name": "more"}
+assert split(group)[0] is group and split(group) == [{"params": params, "name": "parameters"}]
+assert split((group, more)) == split([group, more]) == [{"params": params, "name": "parameters"}, more]
+assert configure_moe_param_groups(params) == [{"params": params, "name": "dense-params"}]
+assert configure_moe_param_groups([{"params": list(params)}]) == [{"params": params}]
+assert has_moe_layers(model) == (False, 0) and not any(map(is_moe_param, params)) and not is_moe_param_group(group)
+params[0].grad = torch.ones(3, 2)
+assert split_params_grads_into_shared_and_expert_params(params) == ([params[0].grad], [])
+assert split_params_into_shared_and_expert_params(params) == (params, [])
+params[2].allreduce = False                       # an expert's: told, since its gradients would be summed over all ranks
+assert is_moe_param(params[2])
+for ask in (lambda: split(group), lambda: configure_moe_param_groups(params), lambda: split_params_into_shared_and_expert_params(params)):
+    try:
+        ask()
+    except NotImplementedError as error:
+        assert "parameter 2 of 4, of shape (1, 3), is marked as an expert's" in str(error)
+    else:
+        raise AssertionError(ask)
 """)
 
 
