@@ -3,10 +3,13 @@ import os
 import socket
 
 import pytest
-from launching import WRITE_WHAT_I_GOT, got, launch, plan_of, script
+from launching import WRITE_WHAT_I_GOT, free_port, got, launch, plan_of, script
+from unshard.launcher.agent import hold_store
 from unshard.launcher.cores import parse_core_list, share_out
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.hosts import parse_filter, read_hostfile, select
+from unshard.launcher.options import build_parser
+from unshard.launcher.plan import make_plan
 from unshard.launcher.ports import choose_port
 
 
@@ -109,6 +112,21 @@ def test_a_free_port_is_chosen_where_the_default_is_taken(here):
     assert done.returncode == 0, done.stderr
     assert got(here, 0)["env"]["MASTER_PORT"] != "29500"
     assert "port 29500 is taken" in done.stderr
+
+
+def test_a_port_that_is_taken_after_it_was_found_free_is_replaced_unless_it_was_asked_for(here):
+    """Two jobs that start in the same second both find the default port free, and only one can have it."""
+    plan, told = plan_of(script(here, "")), []
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        plan.master_port = asked = taken.getsockname()[1]
+        with pytest.raises(RuntimeError, match="address already in use"):
+            hold_store(plan)
+        store = hold_store(plan, told.append)
+    assert told == [plan.master_port] == [store.port] and store.port != asked
+    assert make_plan(build_parser("test").parse_args(["--master_port", str(free_port()), "train.py"]), lambda: 0).port_asked
+    assert not make_plan(build_parser("test").parse_args(["train.py"]), lambda: 0).port_asked
 
 
 def test_mistakes_are_one_line(here):

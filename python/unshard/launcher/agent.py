@@ -13,6 +13,7 @@ from unshard.folders import why_unusable
 from unshard.launcher import orphans
 from unshard.launcher.errors import LaunchError
 from unshard.launcher.node_plan import folders
+from unshard.launcher.ports import port_is_free
 from unshard.launcher.watch import Watch, write_all
 
 CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
@@ -26,8 +27,12 @@ class Ended:
     store: object            # hold_store's
 
 
-def launch(plan, sink, both_streams):
-    """Start this host's ranks, wait for them, end them all. The sink hears of them meanwhile (see watch.Watch)."""
+def launch(plan, sink, both_streams, port_taken=None):
+    """Start this host's ranks, wait for them, end them all. The sink hears of them meanwhile (see watch.Watch).
+
+    `port_taken(port)` is told where another program took the plan's port since it was found free, and `port` is used in its place; without
+    it that is an error.
+    """
     for flag, path in folders(plan.log_dir, plan.environment):
         if path and (why := why_unusable(path)):
             raise LaunchError(f"{flag}={path}: {why}")
@@ -43,7 +48,7 @@ def launch(plan, sink, both_streams):
     try:
         with handed_over(plan, watch) as path:
             watch.start()
-            store = hold_store(plan)
+            store = hold_store(plan, port_taken)
             elastic_launch(launch_config(plan, watch), sys.executable)("-I", "-S", CHILD, path)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -70,17 +75,28 @@ def look_up(address):
         raise LaunchError(f"can't find rank 0's host '{address}': {why} (--master_addr gives another address)") from None
 
 
-def hold_store(plan):
-    """With several hosts the store must outlive the first host's agent, until the last rank anywhere has ended: keep what this returns.
+def hold_store(plan, port_taken=None):
+    """Rank 0's host serves the store, and holds it until the last rank anywhere has ended: keep what this returns.
 
     The agent's own store shares this one's server, as torch does for two in one process on one port.
     """
-    if plan.nodes == 1 or plan.node_rank != 0:
+    if plan.node_rank != 0:
         return None
+    try:
+        return serve_store(plan.master_addr, plan.master_port)
+    except RuntimeError:
+        if port_taken is None or port_is_free(plan.master_port):     # the port isn't what is wrong
+            raise
+    store = serve_store(plan.master_addr, 0)
+    plan.master_port = store.port
+    port_taken(store.port)
+    return store
+
+
+def serve_store(address, port):
     from torch.distributed import TCPStore
 
-    return TCPStore(plan.master_addr, plan.master_port, None, True, datetime.timedelta(seconds=MEETING_S), wait_for_workers=False,
-                    multi_tenant=True)
+    return TCPStore(address, port, None, True, datetime.timedelta(seconds=MEETING_S), wait_for_workers=False, multi_tenant=True)
 
 
 def launch_config(plan, watch):

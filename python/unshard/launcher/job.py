@@ -35,7 +35,12 @@ def attempt_here(plan, voice, attempt, device_count):
 
     node = make_node_plan(plan.order(0, uuid.uuid4().hex, attempt), device_count)
     report = Report(node.world, node.prefixed, outlet=voice.outlet)
-    ended = launch(node, report, both_streams=node.prefixed)         # a single rank has the terminal
+
+    def port_taken(port):
+        voice.say(f"port {plan.master_port} was taken by another program meanwhile: using {port}")
+
+    ended = launch(node, report, both_streams=node.prefixed,         # a single rank has the terminal
+                   port_taken=None if plan.port_asked else port_taken)
     if ended.signal is not None:
         report.printer.close()
         voice.say(f"{signal.Signals(ended.signal).name}: all ranks were ended")

@@ -36,6 +36,7 @@ class Plan:
     notes: list              # lines for the user
     secret: str = ""         # for MEET: what a host must know to join; "" for none
     by_tool: bool = False    # for MEET: one of options.TOOLS started this
+    port_asked: bool = False  # the port was given, so no other may be used in its place
 
     @property
     def world(self):
@@ -78,7 +79,7 @@ def make_plan(options, device_count):
             way = HERE
     plan = Plan(way, [Share(host, numbers) for host, numbers in slots.items()], task_of(options, way), options.master_addr,
                 options.master_port, options.node_rank, options.max_restarts, local, notes,
-                os.environ.get(SECRET, "") if way == MEET else "")
+                os.environ.get(SECRET, "") if way == MEET else "", port_asked=options.master_port is not None)
     if way == HERE:
         plan.master_addr, plan.master_port = options.master_addr or "127.0.0.1", choose_port(options.master_port, notes)
         rank_command(options.script, options.arguments, options.module, options.no_python)     # a missing script is told now
