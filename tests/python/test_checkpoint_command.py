@@ -115,10 +115,14 @@ def test_a_transformers_model_goes_out_and_comes_back(tmp_path):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     config.save_pretrained(tmp_path / "config")
+    of_a_run = ("latest", "zero_to_fp32.py", "trainer_state.json", "eval_results.json", "random_states_0.pkl", "training_args.bin")
+    for name in (*of_a_run, "tokenizer.model"):        # a Trainer's checkpoint folder serves as well
+        (tmp_path / "config" / name).write_text("")
     write_native(str(tmp_path / "c"), {name: value.detach() for name, value in model.named_parameters()},
                  shared={"lm_head.weight": "model.embed_tokens.weight"})
     files = export_hf(open_checkpoint(tmp_path / "c"), tmp_path / "h", max_shard_size="5KB", config_from=tmp_path / "config")
-    assert "config.json" in files and "model.safetensors.index.json" in files
+    assert {"config.json", "tokenizer.model", "model.safetensors.index.json"} <= set(files) == set(os.listdir(tmp_path / "h"))
+    assert not set(of_a_run) & set(files)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "h")
     tokens = torch.arange(6)[None]
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)

@@ -13,6 +13,11 @@ _SAFE, _BIN = "model.safetensors", "pytorch_model.bin"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
+# What a Trainer and a checkpoint leave in a folder beside the model. `latest` would make a checkpoint of the copy.
+_OF_THE_RUN = ("latest", "latest_universal", "zero_to_fp32.py", "zero_to_torch.py", "trainer_state.json")
+_OF_THE_RUN_SUFFIXES = ("_results.json", ".pkl")
+
+
 def is_hf_folder(folder):
     return any(os.path.isfile(os.path.join(folder, name + index)) for name in (_SAFE, _BIN) for index in ("", ".index.json"))
 
@@ -112,9 +117,15 @@ def export_hf(source, output_dir, dtype=None, max_shard_size="5GB", config_from=
         state[name] = LazyTensor(source.shape(name), lambda name=name, target=target: source.weight(name).to(target), target)
     files = write_state_dict(state, os.fspath(output_dir), max_shard_size, True, metadata=dict(source.shared), progress=progress)
     if config_from is not None:
-        for entry in sorted(os.scandir(config_from), key=lambda entry: entry.name):
-            is_weights = entry.name.endswith((*_WEIGHT_SUFFIXES, ".index.json"))
-            if entry.is_file() and not is_weights and not entry.name.startswith("."):
-                shutil.copyfile(entry.path, os.path.join(output_dir, entry.name))
-                files.append(entry.name)
+        files += _copy_config(config_from, output_dir)
     return files
+
+
+def _copy_config(folder, output_dir):
+    """All of the folder's files that aren't weights or of a training run: models with code or tokenizers of their own have any names."""
+    left_out, copied = (*_WEIGHT_SUFFIXES, ".index.json", *_OF_THE_RUN_SUFFIXES), []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_file() and not entry.name.endswith(left_out) and entry.name not in _OF_THE_RUN and not entry.name.startswith("."):
+            shutil.copyfile(entry.path, os.path.join(output_dir, entry.name))
+            copied.append(entry.name)
+    return copied
