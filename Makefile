@@ -13,13 +13,14 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup build test conformance demo bench soak lint format clean
 
 help:
-	@echo "make demo    train a small GPT on two ranks with ZeRO-3, on real text; a plot and a table of memory at ZeRO 0-3"
-	@echo "make test    every test: C++, Python, several processes, conformance with DeepSpeed where that suite is there"
-	@echo "make build   .venv in which 'import unshard' and 'import deepspeed' work, and the programs in $(BUILD)/bin"
-	@echo "make bench   speed and memory beside PyTorch DDP and FSDP2, and DeepSpeed where UNSHARD_PEERS_PYTHON names a Python that has it"
-	@echo "make soak    the random tests in full, a pip install, and the C++ tests under ASan, UBSan and TSan"
-	@echo "make lint    clang-format, ruff, and clang-tidy on changed files; make format applies the first two"
-	@echo "make clean   remove the build (not .venv)"
+	@echo "make demo         train a small GPT on two ranks with ZeRO-3, on real text; a plot and a table of memory at ZeRO 0-3"
+	@echo "make test         every test: C++, Python, several processes, conformance with DeepSpeed where that suite is there"
+	@echo "make conformance  scripts with values recorded from DeepSpeed, where that suite is there; ARGS=\"--only 'zero_*'\" for some"
+	@echo "make build        .venv in which 'import unshard' and 'import deepspeed' work, and the programs in $(BUILD)/bin"
+	@echo "make bench        speed and memory beside PyTorch DDP and FSDP2, and DeepSpeed where UNSHARD_PEERS_PYTHON names a Python that has it"
+	@echo "make soak         the random tests in full, a pip install, and the C++ tests under ASan, UBSan and TSan"
+	@echo "make lint         clang-format, ruff, and clang-tidy on changed files; make format applies the first two"
+	@echo "make clean        remove the build (not .venv)"
 
 setup:
 	@tools/setup.sh $(PYTHON) $(VENV)

@@ -7,7 +7,11 @@ if(Python3_Interpreter_FOUND AND NOT DEFINED Torch_DIR)
                   OUTPUT_VARIABLE UNSHARD_TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(APPEND CMAKE_PREFIX_PATH ${UNSHARD_TORCH_PREFIX})
 endif()
-find_package(Torch REQUIRED)
+find_package(Torch QUIET)
+if(NOT Torch_FOUND)
+  message(FATAL_ERROR "torch isn't there for Python '${Python3_EXECUTABLE}', nor any LibTorch on CMAKE_PREFIX_PATH: pip install torch, in the environment "
+                      "that Unshard is for. pip hides that environment from the build unless told not to: pip install --no-build-isolation .")
+endif()
 get_filename_component(UNSHARD_TORCH_LIB_DIR "${TORCH_LIBRARY}" DIRECTORY)
 
 find_path(UNSHARD_GLOO_INCLUDE gloo/config.h)
