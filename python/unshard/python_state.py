@@ -9,6 +9,7 @@ import torch
 from unshard.checkpoint.encoding import encode
 from unshard.core import CheckpointError
 from unshard.schedules import Schedule
+from unshard.tensors import bytes_of
 
 
 def encode_state(engine, client_state, rng):
@@ -82,13 +83,16 @@ def set_rng_state(text):
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_bytes(state["cuda"]))
     if "numpy" in state:
-        import numpy
+        try:
+            import numpy
+        except ImportError:                      # nothing here draws from it
+            return
         name, words, *rest = state["numpy"]
         numpy.random.set_state((name, numpy.array(_ints(words), dtype=numpy.uint32), *rest))
 
 
 def _text(tensor):
-    return base64.b64encode(tensor.numpy().tobytes()).decode()
+    return base64.b64encode(bytes_of(tensor)).decode()
 
 
 def _bytes(text):

@@ -1,5 +1,13 @@
-"""Tensors nested in lists, tuples and dicts: copied or moved, the rest as it is."""
+"""Tensors nested in lists, tuples and dicts: copied or moved, the rest as it is. And the bytes of one."""
+import ctypes
+
 import torch
+
+
+def bytes_of(tensor):
+    """A copy of the values' bytes, in row-major order, of a tensor on the CPU. torch may be there without NumPy."""
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
 
 
 def move_to_device(item, device, criterion_func=lambda item: isinstance(item, torch.Tensor)):

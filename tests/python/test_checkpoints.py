@@ -409,6 +409,54 @@ def test_a_save_in_the_background_is_finished_when_the_script_ends(tmp_path):
     assert (tmp_path / "latest").read_text() == "global_step1"
 
 
+WITHOUT_NUMPY = """
+import runpy, sys, warnings
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numpy":
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+sys.meta_path.insert(0, Missing())
+warnings.simplefilter("ignore")                   # torch's, that it has no numpy
+sys.path.insert(0, sys.argv[1])
+import torch, unshard
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+engine, *_ = unshard.initialize(model=model, config={"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+                                                     "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}})
+engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+engine.step()
+engine.save_checkpoint("c", client_state={"note": b"bytes"})
+drawn = torch.rand(3)
+assert engine.load_checkpoint("c")[1] == {"note": b"bytes"} and torch.equal(torch.rand(3), drawn)
+for folder, error in (("array", "pip install numpy"), ("plain", None)):      # written where numpy was in use
+    try:
+        engine.load_checkpoint(folder)
+    except unshard.CheckpointError as refused:
+        assert error and error in str(refused), refused
+    else:
+        assert not error
+engine.destroy()
+sys.argv = ["zero_to_fp32.py", "c", "fp32"]
+runpy.run_path("c/zero_to_fp32.py", run_name="__main__")
+"""
+
+
+def test_numpy_is_not_needed(tmp_path):
+    """torch doesn't bring it, and unshard asks pip for torch alone."""
+    import numpy
+    engine, *_ = unshard.initialize(model=nn.Linear(4, 4), config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}})
+    engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+    engine.step()
+    engine.save_checkpoint(str(tmp_path / "array"), client_state={"array": numpy.ones(3)})
+    engine.save_checkpoint(str(tmp_path / "plain"))
+    engine.destroy()
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY, str(pathlib.Path(unshard.__file__).parents[1])], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "fp32" / "pytorch_model.bin").exists()
+
+
 # ---- killed at any moment --------------------------------------------------------------------------------------------
 WRITER = """
 import sys

@@ -16,6 +16,7 @@ import torch
 
 from unshard.checkpoint.kinds import DTYPES, FACTORIES, NAMESPACES, PATHS, VIEWED_AS
 from unshard.core import CheckpointError
+from unshard.tensors import bytes_of
 
 
 def decode(text, tensors):
@@ -105,7 +106,7 @@ class _Decoder:
         return self.tensors[key]
 
     def raw(self, key):
-        return self.stored(key).contiguous().numpy().tobytes()
+        return bytes_of(self.stored(key))
 
     def tensor(self, node):
         key, dtype = node["key"], DTYPES[node["dtype"]]
@@ -123,11 +124,11 @@ class _Decoder:
         return data.detach().requires_grad_() if node.get("requires_grad") else data
 
     def numpy_dtype(self, node):
-        import numpy
+        numpy = _numpy()
         return numpy.lib.format.descr_to_dtype(self.any(node["descr"]))
 
     def array(self, node):
-        import numpy
+        numpy = _numpy()
         dtype = self.numpy_dtype(node["dtype"])
         if dtype.hasobject:
             raise CheckpointError("[checkpoint] encoded state has an array of Python objects")
@@ -166,6 +167,14 @@ _READERS = {
     "enum": _Decoder.enum, "tensor": _Decoder.tensor,
     "numpy_dtype": _Decoder.numpy_dtype, "ndarray": _Decoder.array, "numpy_scalar": _Decoder.array,
 }
+
+
+def _numpy():
+    try:
+        import numpy
+    except ImportError:
+        raise CheckpointError("[checkpoint] a NumPy array was saved, and NumPy isn't installed here: pip install numpy") from None
+    return numpy
 
 
 def _all_dtypes():
