@@ -7,7 +7,7 @@ __version__ = "0.19.8"                   # whose API and defaults these are; scr
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in __version__.split("."))
 __git_hash__ = __git_branch__ = None
 
-_MODULES = ("accelerator", "checkpoint", "checkpointing", "comm", "launcher", "moe", "monitor", "ops", "runtime", "utils",
+_MODULES = ("accelerator", "checkpoint", "checkpointing", "comm", "compression", "launcher", "moe", "monitor", "ops", "runtime", "utils",
             "zero")
 _HOME = {
     "DeepSpeedEngine": ("unshard.engine", "Engine"),

@@ -8,7 +8,7 @@ import sys
 
 # {package: submodules}
 MODULES = {
-    "deepspeed": "autotuning compat compile compression constants datastates elasticity inference io linear "
+    "deepspeed": "autotuning compat compile constants datastates elasticity inference io linear "
                  "model_implementations module_inject nebula nvme pipe profiling sequence",
     "deepspeed.accelerator": "cpu_accelerator cuda_accelerator hpu_accelerator mps_accelerator npu_accelerator xpu_accelerator",
     "deepspeed.checkpoint": "constants deepspeed_checkpoint reshape_3d_utils reshape_meg_2d reshape_utils universal_checkpoint "
@@ -27,7 +27,7 @@ MODULES = {
                          "torch_autocast weight_quantizer zenflow",
     "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_states "
                               "parameter_offload partitioned_param_coordinator partitioned_param_profiler utils",
-    "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage module_utils numa nvtx "
+    "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage numa nvtx "
                        "torch types zero_to_torch",
 }
 # {module: names in it}

@@ -193,6 +193,27 @@ for ask in (lambda: split(group), lambda: configure_moe_param_groups(params), la
 """)
 
 
+def test_modules_are_read_and_replaced_by_their_names():
+    """DeepSpeed-Chat does its LoRA with these, under the older of the two paths."""
+    run("""
+import torch
+from deepspeed.compression.helper import recursive_getattr, recursive_setattr
+from deepspeed.utils import module_utils
+assert (module_utils.recursive_getattr, module_utils.recursive_setattr) == (recursive_getattr, recursive_setattr)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 3)))
+assert recursive_getattr(model, "1.0") is model[1][0] and recursive_getattr(model, "1.0.weight") is model[1][0].weight
+recursive_setattr(model, "1.0", torch.nn.ReLU())
+recursive_setattr(model, "0", torch.nn.GELU())
+assert isinstance(model[1][0], torch.nn.ReLU) and isinstance(model[0], torch.nn.GELU)
+try:
+    recursive_getattr(model, "1.7")
+except AttributeError as error:
+    assert "has no attribute '7'" in str(error)
+else:
+    raise AssertionError("found")
+""")
+
+
 def test_config_show_prints_keys_values_and_origins(tmp_path):
     file = tmp_path / "c.json"
     file.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2}}')
