@@ -95,6 +95,8 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
         """The module's forward, under autocast if configured."""
         if self._config.fp16.enabled and self._config.fp16.auto_cast:
             inputs, keywords = _cast_floats(inputs, torch.float16), _cast_floats(keywords, torch.float16)
+        if torch.is_grad_enabled():
+            self.tput_timer.start()
         self._core.begin_forward()
         try:
             with self._autocast():
@@ -125,6 +127,7 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
             self._push_groups()
             self.optimizer.run_hooks("pre")
         self._core.step()
+        self.tput_timer.stop(global_step=boundary)
         if not boundary:
             return
         if self._core.was_step_applied():

@@ -16,9 +16,10 @@ class EngineReport:
     """Mixed into Engine."""
 
     def _start_reports(self):
-        """What the JSON asks of the process itself; and stopwatches for the script's own use."""
+        """What the JSON asks of the process itself; stopwatches for the script's own use; and one of the engine's own, from the forward of
+        each micro-batch to the end of its step."""
         self.timers = Timers()
-        self.tput_timer = Throughput(self._settings["train_batch"], steps_per_output=self._config.steps_per_print)
+        self.tput_timer = Throughput(self._settings["train_batch"], synchronize=False)
         if self.config.get("log_level"):
             set_log_level_from_string(self.config["log_level"])
         if self.config.get("disable_python_gc"):

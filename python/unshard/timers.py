@@ -4,6 +4,7 @@ import time
 import torch
 
 from unshard.loggers import logger
+from unshard.memory_use import memory_line
 
 
 def _now():
@@ -79,19 +80,32 @@ class Timers:
 
 
 class Throughput:
-    """Samples per second between start() and stop()."""
+    """Samples per second between start() and stop(), one pair a micro-batch. The first `start_step` updates aren't counted.
 
-    def __init__(self, batch_size, start_step=2, steps_per_output=None):
+    `synchronize`: wait for the GPU's work at both ends, else what is timed is only the issuing of it. `say` gets the lines."""
+
+    def __init__(self, batch_size, start_step=2, steps_per_output=None, synchronize=True, enabled=True, with_memory=False, say=None):
         self.batch_size, self.start_step, self.steps_per_output = batch_size, start_step, steps_per_output
-        self.global_step_count, self._seconds, self._counted, self._started = 0, 0.0, 0, None
+        self.epoch_count = self.micro_step_count = self.global_step_count = 0
+        self.enabled, self._with_memory = enabled, with_memory
+        self._now, self._say = _now if synchronize else time.perf_counter, say or logger.info
+        self._seconds, self._counted, self._started = 0.0, 0, None
+
+    def update_epoch_count(self):
+        """Another epoch begins: its micro-batches are counted from 0."""
+        self.epoch_count += 1
+        self.micro_step_count = 0
 
     def start(self):
-        self._started = _now()
+        if self.enabled:
+            self._started = self._now()
 
     def stop(self, global_step=False, report_speed=True):
+        """End of a micro-batch; of an update too where `global_step` says so."""
         if self._started is None:
             return
-        took, self._started = _now() - self._started, None
+        took, self._started = self._now() - self._started, None
+        self.micro_step_count += 1
         self.global_step_count += bool(global_step)
         if self.global_step_count < self.start_step:
             return
@@ -100,7 +114,8 @@ class Throughput:
             return
         self._counted += 1
         if report_speed and self.steps_per_output and self.global_step_count % self.steps_per_output == 0:
-            logger.info(f"{self.avg_samples_per_sec():.2f} samples/s over {self._counted} steps")
+            line = f"{self.avg_samples_per_sec():.2f} samples/s over {self._counted} steps"
+            self._say(memory_line(line) if self._with_memory else line)
 
     def avg_samples_per_sec(self):
         return self.batch_size * self._counted / self._seconds if self._seconds else float("-inf")

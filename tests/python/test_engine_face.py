@@ -435,3 +435,40 @@ def dropped_engines(rank, world, stage):
 @pytest.mark.parametrize("stage", [0, 3])
 def test_engines_that_are_dropped_without_destroy_leave_no_memory(stage):
     run_ranks(2, dropped_engines, stage)
+
+
+# ---- the throughput timer ---------------------------------------------------------------------------------------------------------------
+def test_the_engine_counts_micro_batches_updates_and_epochs_of_its_throughput_timer():
+    """As DeepSpeed 0.19.8 does (recorded). DeepSpeed-Chat calls update_epoch_count() after each epoch."""
+    engine, *_ = unshard.initialize(model=nn.Linear(4, 4), config={
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}})
+    timer, counts = engine.tput_timer, []
+    for _ in range(12):
+        with torch.no_grad():
+            engine(torch.ones(2, 4))               # no training: not timed
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        engine.step()
+        counts.append((timer.epoch_count, timer.micro_step_count, timer.global_step_count))
+    assert counts == [(0, micro, micro // 2) for micro in range(1, 13)]
+    assert timer.batch_size == 4 and timer.avg_samples_per_sec() > 0
+    timer.update_epoch_count()
+    assert (timer.epoch_count, timer.micro_step_count, timer.global_step_count) == (1, 0, 6)
+    engine.destroy()
+
+
+def test_a_throughput_timer_of_the_scripts_own_takes_deepspeeds_arguments():
+    from types import SimpleNamespace
+
+    from deepspeed.utils.timer import ThroughputTimer
+    lines = []
+    timer = ThroughputTimer(SimpleNamespace(enabled=True, synchronized=False), 4, start_step=1, steps_per_output=2, logging_fn=lines.append)
+    for _ in range(4):
+        timer.start()
+        time.sleep(0.01)
+        timer.stop(global_step=True)
+    assert len(lines) == 2 and "samples/s over 2 steps" in lines[0] and "samples/s over 4 steps" in lines[1]
+    assert 0 < timer.avg_samples_per_sec() <= 400 and (timer.global_step_count, timer.micro_step_count) == (4, 4)
+    off = ThroughputTimer(SimpleNamespace(enabled=False, synchronized=True), batch_size=4, monitor_memory=True)
+    off.start()
+    off.stop(global_step=True)
+    assert (off.global_step_count, off.micro_step_count, off.avg_samples_per_sec()) == (0, 0, float("-inf"))
