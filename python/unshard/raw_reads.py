@@ -1,6 +1,6 @@
 """Methods of tensors that go below torch's operators, where users expect an answer of a partitioned parameter: printing, which calls
-tolist, and `copy.deepcopy(model.state_dict())` get a whole copy; who asks for addresses to see which tensors share memory
-(safetensors, transformers), not to read there, gets numbers that say just that. Every other tensor is treated by torch as ever.
+tolist, `copy.deepcopy(model.state_dict())`, pickling and torch.save get a whole copy; who asks for addresses to see which tensors share
+memory (safetensors, transformers), not to read there, gets numbers that say just that. Every other tensor is treated by torch as ever.
 """
 import functools
 import sys
@@ -8,7 +8,7 @@ import sys
 import torch
 
 _PARTITIONED = torch._C._dispatch_key_parse("DeferredInit")       # partitioned parameters and views of them have it (src/zero/touch.cc)
-_tolist, _deepcopy = torch.Tensor.tolist, torch.Tensor.__deepcopy__
+_tolist, _deepcopy, _reduce = torch.Tensor.tolist, torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__
 _address, _storage_address = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
 # Their functions that ask for a tensor's address to compare it.
 _COMPARE = ("_end_ptr", "_filter_shared_not_shared", "_find_disjoint", "_find_identical", "_is_complete")
@@ -30,6 +30,14 @@ def deepcopy(tensor, memo):
         return _deepcopy(tensor, memo)
     copied = memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     return copied
+
+
+@functools.wraps(_reduce)
+def reduce(tensor, protocol):
+    """A parameter's own method pickles its `.data`, which comes here. torch.save keeps the copy's storage until it is written."""
+    if type(tensor) is torch.Tensor and _is_partitioned(tensor):
+        tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return _reduce(tensor, protocol)
 
 
 @functools.wraps(_address)
@@ -54,5 +62,5 @@ def storage_address(storage):
 
 def install():
     """Idempotent."""
-    torch.Tensor.tolist, torch.Tensor.__deepcopy__ = tolist, deepcopy
+    torch.Tensor.tolist, torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__ = tolist, deepcopy, reduce
     torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = address, storage_address

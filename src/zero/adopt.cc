@@ -149,7 +149,7 @@ void check_whole(Entry& entry) {
 
 std::string StoreState::unreadable_message(const Entry& entry) const {
   return cat("parameter '", entry.info.name, "' is partitioned (ZeRO-3): operators can use it, but its bytes can't be reached below them ",
-             "(data_ptr, numpy, pickling, torch.save, or an alias made before it was partitioned). Read a copy from clone() (of a whole "
+             "(data_ptr, numpy, or an alias made before it was partitioned). Read a copy from clone() (of a whole "
              "state dict: copy.deepcopy(model.state_dict()), or engine.save_16bit_model), or hold it whole with GatheredParameters / "
              "unshard.whole(...) (C++: unshard::Whole)");
 }
