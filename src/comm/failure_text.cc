@@ -59,7 +59,8 @@ std::string failure_told_by(int rank, std::string_view told, int self) {
 }
 
 std::string departure(std::string_view reason) {
-  return reason.empty() ? "left the group (it told no error: had it fewer batches, or left its loop early?)" : cat("left the group after ", reason);
+  return reason.empty() ? "left the group (it told no error: had it fewer batches, or left its loop early?)"
+                        : cat("left the group after ", reason);
 }
 
 }  // namespace unshard::comm

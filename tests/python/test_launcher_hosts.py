@@ -1,4 +1,4 @@
-"""The launcher across hosts: namespaces with real sshds (hosts.py), the launcher in worker-1's. All but the one that trains needs torch, not the engine."""
+"""The launcher across hosts: namespaces with real sshds (hosts.py), the launcher in worker-1's. Only the training needs the engine."""
 import json
 import os
 import pathlib
@@ -321,7 +321,8 @@ TRAIN = """
     folder, fails = sys.argv[-2:]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}}
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+              "zero_optimization": {"stage": 3}}
     engine, *_ = unshard.initialize(model=model, model_parameters=model.parameters(), config=config)
     engine.load_checkpoint(folder)
     print("from step", engine.global_steps, flush=True)
