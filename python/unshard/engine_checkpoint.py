@@ -89,6 +89,9 @@ class EngineCheckpoint:
         source, state, path = self._on_all("load_checkpoint", lambda: open_it(load_dir, folder, custom_load_fn))
         options = {"load_optimizer": load_optimizer_states, "weights_only": load_module_only, "strict": load_module_strict}
         if custom_load_fn is not None:
+            if native:                                   # checksums first, as for a load without it
+                rest = not load_module_only
+                self._on_all("load_checkpoint", lambda: source.verify(self.global_rank, self.world_size, rest and load_optimizer_states))
             self._load_by(custom_load_fn, source, state)
             options.update(weights=False, strict=False)
         self._waiting_values.clear()

@@ -99,7 +99,10 @@ void bind_checkpoint(py::module_& module, py::class_<EngineHandle>& engine) {
           [](checkpoint::Source& s, const std::string& kind, const std::string& name, std::int64_t begin, std::int64_t end) {
             return s.read({kind, name, begin, end});
           },
-          py::arg("kind"), py::arg("name"), py::arg("begin"), py::arg("end"), NoGil());
+          py::arg("kind"), py::arg("name"), py::arg("begin"), py::arg("end"), NoGil())
+      .def(
+          "verify", [](checkpoint::Source& s, int part, int parts, bool optimizer) { s.verify(part, parts, optimizer); }, py::arg("part"),
+          py::arg("parts"), py::arg("with_optimizer"), NoGil(), "Compare the checksums of one of `parts` shares of the files.");
   module.def("open_checkpoint", &checkpoint::open, py::arg("directory"));
   module.def("latest_tag", &checkpoint::latest_tag, py::arg("save_dir"), "The tag that `latest` names; empty: there is none.");
   module.def("present_checkpoint", &checkpoint::present_of, py::arg("directory"),

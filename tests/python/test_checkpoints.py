@@ -217,6 +217,34 @@ def test_10_the_tag_and_the_parts_asked_for_are_loaded(stage):
     run_ranks(2, parts, stage)
 
 
+def damaged_for_the_callers_function(rank, world, weights_only):
+    engine = make(3)
+    train(engine, rank, 0, 2)
+    engine.save_checkpoint("ckpt", tag="t")
+    engine.destroy()
+    victim = pathlib.Path("ckpt/t/rank_1.safetensors")
+    if rank == 0:
+        data = bytearray(victim.read_bytes())
+        data[-1 if not weights_only else 8 + int.from_bytes(data[:8], "little") + _first_weight(data)] ^= 1
+        victim.write_bytes(data)
+    fresh, called = make(3, seed=7), []
+    before = values(fresh)
+    with pytest.raises(unshard.CheckpointError, match="rank_1.safetensors"):
+        fresh.load_checkpoint("ckpt", custom_load_fn=lambda src, dst: called.append(1), load_module_only=weights_only)
+    assert not called and all(torch.equal(v, before[k]) for k, v in values(fresh).items())
+    fresh.destroy()
+
+
+def _first_weight(data):
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    return min(entry["data_offsets"][0] for key, entry in header.items() if key.startswith(("fp32.", "param.")))
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_the_callers_function_gets_no_damaged_values(weights_only):
+    run_ranks(2, damaged_for_the_callers_function, weights_only)
+
+
 class Other(Net):
     def __init__(self):
         super().__init__(3)
