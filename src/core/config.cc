@@ -134,6 +134,8 @@ Config Config::from_json(std::string_view json, const ConfigContext& context) {
   for (const char* name : {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
     if (checked.find(name) == nullptr) details->origins[name] = "derived";
   if (c.batch.micro_batch_assumed) details->origins["train_micro_batch_size_per_gpu"] = "default";
+  for (const char* name : {kReduceBucket, kPrefetchBucket, kPersistence})
+    if (checked.is_auto(name)) details->origins[name] = "auto: until the model is known";
 
   const bool no_clipping_given = checked.find("gradient_clipping") == nullptr;
   if (no_clipping_given && context.deepspeed_defaults) {

@@ -40,6 +40,7 @@ void general_fields(C& c, F&& field) {
   field("torch_autocast.dtype", c.autocast.dtype);
   field("checkpoint.tag_validation", c.checkpoint.tag_validation);
   field("checkpoint.load_universal", c.checkpoint.load_universal);
+  field("checkpoint.use_node_local_storage", c.checkpoint.use_node_local_storage);
   field("checkpoint.writer.decoupled", c.checkpoint.decoupled);
   field("unshard.checkpoint.async", c.checkpoint.background);
   field("unshard.checkpoint.keep", c.checkpoint.keep);

@@ -175,7 +175,7 @@ Section unshard_section() {
            .initial = "60",
            .range = {.min = 0, .open_min = true},
            .note = "wait for a rank that misses a collective call"},
-          {.name = "debug", .initial = "false", .note = "compare what ranks wrote, poison returned buffers"},
+          {.name = "debug", .initial = "false", .note = "compare what ranks wrote"},
           {.name = "run_dir",
            .kind = string,
            .initial = R"("")",

@@ -108,6 +108,7 @@ TEST(Config, AutoSizesFollowTheHiddenSize) {
   Config config = Config::from_json(kAllAuto);
   EXPECT_TRUE(config.zero.reduce_bucket_auto && config.zero.prefetch_bucket_auto && config.zero.persistence_threshold_auto);
   EXPECT_THAT(nlohmann::json::parse(config.to_json()).at("zero_optimization").at("reduce_bucket_size"), 500'000'000);
+  EXPECT_EQ(row(config, "zero_optimization.reduce_bucket_size"), "500000000 <- auto: until the model is known");
   config.resolve_auto(1024, 50'000'000, 300'000'000);
   EXPECT_EQ(config.zero.reduce_bucket_numel, 1024 * 1024);
   EXPECT_EQ(config.zero.prefetch_bucket_numel, 943718);  // 0.9 * 1024^2, rounded down

@@ -43,6 +43,11 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
     if (id >= 0 && options.store->info(id).partitioned)
       error = cat("[engine] parameter '", name, "' was built partitioned (zero.Init); stage 0 keeps parameters whole: use stage 3");
   }
+  const auto hosts = comm->hosts();
+  if (error.empty() && config.checkpoint.use_node_local_storage && *std::max_element(hosts.begin(), hosts.end()) > 0)
+    error =
+        "[engine] checkpoint.use_node_local_storage = true, but the ranks are on several hosts: a checkpoint is one folder that all of "
+        "them see; set it to false (Hugging Face: save_on_each_node=False) and save to storage that the hosts share";
   agree_no_error(*comm, error, "engine");
   const auto hidden = options.hidden_size > 0 ? options.hidden_size : model.hidden_size();
   config.resolve_auto(hidden, model.largest_numel(), model.numel());

@@ -211,6 +211,7 @@ void Engine::State::check_source() {
 double Engine::compute_grad_norm() {
   auto& s = *state_;
   s.require_alive("compute_grad_norm");
+  if (s.comm->world_size() > 1) s.comm->check_all_in("compute_grad_norm");
   const at::NoGradGuard no_grad;
   s.hooks.collect(*s.backward);
   s.set_phase(Phase::reducing, "compute_grad_norm");

@@ -73,7 +73,9 @@ void StoreState::end_edit(const std::vector<int>& ids, int modifier) {
   const Unobserved quiet;
   drain_prefetch();
   if (world > 1) {
-    comm->barrier("end_edit: all ranks stopped reading");  // a slower rank may still fetch the value before
+    // A slower rank may still fetch the value before. No limit but the time-out: the modifier may be at it for long.
+    comm->barrier(cat("end of the edit (GatheredParameters) of '", edited.empty() ? std::string() : edited.front()->info.name, "'",
+                      edited.size() > 1 ? cat(" and ", edited.size() - 1, " more") : std::string()));
     if (shared) share_edits(*this, edited, modifier);
     for (auto* entry : edited) {
       if (!entry->info.partitioned) {
@@ -107,7 +109,7 @@ void StoreState::enter_inference() {
     pin_all(ids);
     for (const int id : ids) unpin(*entries[static_cast<std::size_t>(id)], false);
   }
-  if (world > 1) comm->barrier("enter_inference");
+  if (world > 1) comm->barrier("enter inference_mode");
 }
 
 void StoreState::leave_inference() {
@@ -117,7 +119,7 @@ void StoreState::leave_inference() {
   }
   if (hosted) comm->barrier("leave_inference: all ranks stopped reading");
   if (service) release_gathered();
-  if (world > 1) comm->barrier("leave_inference");
+  if (world > 1) comm->barrier("leave inference_mode");
 }
 
 }  // namespace unshard::zero

@@ -215,7 +215,7 @@ c10::RegistrationHandleRAII register_fallback(DispatchKey key, c10::KernelFuncti
   auto& dispatcher = c10::Dispatcher::singleton();
   if (dispatcher.hasBackendFallbackForDispatchKey(key)) {
     throw std::runtime_error(cat("[zero.install_touch] another library in this process (torchdistX?) already handles torch's dispatch key ",
-                                 c10::toString(key), ", which partitioned parameters need; unload it, or train with ZeRO stage 0 to 2"));
+                                 c10::toString(key), ", which Unshard needs; don't import that library in this process"));
   }
   return dispatcher.registerFallback(key, std::move(kernel), "unshard: touch");
 }

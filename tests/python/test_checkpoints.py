@@ -245,6 +245,24 @@ def test_the_callers_function_gets_no_damaged_values(weights_only):
     run_ranks(2, damaged_for_the_callers_function, weights_only)
 
 
+def on_storage_of_each_host(rank, world, hosts):
+    os.environ["UNSHARD_HOST"] = f"host{rank % hosts}"
+    if hosts > 1:
+        with pytest.raises(RuntimeError, match="use_node_local_storage = true, but the ranks are on several hosts"):
+            make(1, checkpoint={"use_node_local_storage": True})
+        return
+    engine = make(1, checkpoint={"use_node_local_storage": True})
+    engine.save_checkpoint("ckpt")
+    engine.load_checkpoint("ckpt")
+    engine.destroy()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_storage_of_each_host_is_taken_where_there_is_one_host(hosts):
+    """As Trainer's save_on_each_node writes it."""
+    run_ranks(2, on_storage_of_each_host, hosts)
+
+
 class Other(Net):
     def __init__(self):
         super().__init__(3)

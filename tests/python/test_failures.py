@@ -91,6 +91,7 @@ ALONE = {
     "get_full_state": lambda utils, w: utils.safe_get_full_optimizer_state(w, "exp_avg"),
     "set_full_fp32_param": lambda utils, w: utils.safe_set_full_fp32_param(w, torch.zeros(64, 64)),
     "set_local_grad": lambda utils, w: utils.safe_set_local_grad(w, torch.zeros(64 * 32)),
+    "compute_grad_norm": lambda utils, w: utils.owners.find(w).engine().compute_grad_norm(),
 }
 
 
@@ -111,7 +112,41 @@ def called_on_one_rank(rank, world, call):
 def test_a_collective_access_on_one_rank_is_named(call, memory):
     outcomes = run_ranks(2, called_on_one_rank, call, expect_failure=True, limit=30, env=memory)
     assert all(o.code not in (0, None) for o in outcomes), [o.output[-1500:] for o in outcomes]
-    assert call.removeprefix("get_") in outcomes[0].output and "1.weight" in outcomes[0].output, outcomes[0].output[-1500:]
+    assert call.removeprefix("get_") in outcomes[0].output, outcomes[0].output[-1500:]
+    assert call == "compute_grad_norm" or "1.weight" in outcomes[0].output, outcomes[0].output[-1500:]
+
+
+LONG = {"an edit": ("GatheredParameters) of '1.weight'", lambda engine, w: unshard_edit(w)),
+        "inference": ("enter inference_mode", lambda engine, w: engine.inference_mode().__enter__())}
+
+
+def unshard_edit(w):
+    import unshard
+    with unshard.zero.GatheredParameters(w, modifier_rank=0):
+        w.data.zero_()
+
+
+def entered_on_one_rank(rank, world, call):
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()),
+                                    config=dense.config(3, unshard={"collective_check_s": 2, "timeout_s": 6}))
+    engine.backward(engine(torch.ones(2, 64)).sum())
+    if rank == 0:
+        LONG[call][1](engine, model[1].weight)
+    engine.step()
+
+
+@pytest.mark.parametrize("memory", [{}, {"UNSHARD_SHARE_MEMORY": "off"}], ids=["shared", "unshared"])
+@pytest.mark.parametrize("call", list(LONG))
+def test_what_may_rightly_take_long_on_one_rank_is_warned_of_and_named(call, memory):
+    outcomes = run_ranks(2, entered_on_one_rank, call, expect_failure=True, limit=30, env={**memory, "UNSHARD_QUIET": ""})
+    assert all(o.code not in (0, None) for o in outcomes), [o.output[-1500:] for o in outcomes]
+    said = "".join(o.output for o in outcomes)
+    assert LONG[call][0] in said and "engine.step" in said, said[-3000:]
+    if not memory:
+        assert any("still waiting" in line and (LONG[call][0] in line) and "engine.step" in line for line in said.splitlines()), said[-3000:]
 
 
 def not_a_number(rank, world):

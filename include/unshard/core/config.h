@@ -76,6 +76,7 @@ struct ZeroConfig {
 struct CheckpointConfig {
   std::string tag_validation = "Warn";  ///< what happens when ranks save under different tags: "Ignore", "Warn", "Fail"
   bool load_universal = false;          ///< a checkpoint to load is in DeepSpeed's universal layout
+  bool use_node_local_storage = false;  ///< folders aren't shared by the hosts: refused by engines of several
   /// Files are written while training goes on. JSON unshard.checkpoint.async, or checkpoint.writer.decoupled.
   bool background = false;
   bool decoupled = false;
@@ -93,7 +94,7 @@ struct UnshardConfig {
   double timeout_s = 1800;
   /// Seconds for collective calls (save, load, gather, step) that a rank misses. JSON `collective_check_s`.
   double collective_check_s = 60;
-  /// Compare values that ranks wrote to one parameter, poison returned buffers. JSON `debug`.
+  /// Compare values that ranks wrote to one parameter. JSON `debug`.
   bool debug = false;
   /// A folder for every rank's record (see comm/run_record.h). JSON `run_dir`, environment UNSHARD_RUN_DIR.
   std::string run_dir;
