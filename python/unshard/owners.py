@@ -4,12 +4,14 @@ An entry keeps its store alive for as long as the parameter lives (a model built
 and the store its parameters: what nobody else has any more is let go by let_go_of_abandoned().
 """
 import atexit
+import collections
 import gc
 import os
 import sys
 import weakref
 from typing import NamedTuple
 
+import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unshard.core import _core
@@ -46,26 +48,41 @@ def engines():
 
 
 def let_go_of_abandoned():
-    """Drop the stores whose engine has gone without destroy(), and whose parameters nobody has any more. Called where engines are made, by
-    all ranks: in other memory than shared a store's end is the end of this rank's answers to its peers."""
+    """Drop the stores whose engine has gone without destroy(), and whose parameters nobody has any more. Called where engines are made,
+    when all ranks have come there: in other memory than shared a store's end is the end of this rank's answers to its peers."""
     if not _entries:
         return
     gc.collect()                                          # an engine and its optimizer know each other
-    kept, left = set(), {}
-    for reference, (store, _, engine) in list(_entries.data.items()):
+    kept, left, unknown = set(), {}, _counts_of_one_that_only_torch_has()
+    for reference, (store, id, engine) in list(_entries.data.items()):
         parameter = reference()
         if parameter is None:
             continue
-        # What counts here, and nothing else: `parameter`, getrefcount's argument and torch's own, and for torch the store and Python.
-        alone = sys.getrefcount(parameter) == 3 and parameter._use_count() == 2
-        if alone and (engine is None or engine() is None):
-            left.setdefault(store, []).append(reference)
-        else:
+        has_engine = engine is not None and engine() is not None
+        if has_engine or (sys.getrefcount(parameter), parameter._use_count()) != unknown:
             kept.add(store)
+        else:
+            left.setdefault(store, {})[reference] = id
     for store, references in left.items():
-        if store not in kept:
+        if store not in kept and not _has_views(store, references):
             for reference in references:
                 _entries.data.pop(reference, None)
+
+
+def _counts_of_one_that_only_torch_has():
+    """(Python's count, torch's) of a parameter that one holder in torch has, here the graph, and a variable, from where it is asked. What
+    is counted changes from one Python and torch to the next."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.empty(0))
+        holder = parameter.view_as(parameter).grad_fn     # noqa: F841
+    return sys.getrefcount(parameter), parameter._use_count()
+
+
+def _has_views(store, references):
+    """Whether some tensor (of a state_dict, say) lies in the memory of the store's partitioned parameters, which ends with the store."""
+    storages = collections.Counter(reference().untyped_storage()._cdata for reference, id in references.items()
+                                   if store.info(id)["partitioned"])
+    return any(torch._C._storage_Use_Count(storage) > parameters + 2 for storage, parameters in storages.items())   # the store, Python
 
 
 def record_timeline(folder, name, world_size):

@@ -54,7 +54,6 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
         raise NotImplementedError("[initialize] an mpu with model parallelism isn't available in unshard yet")
     with zero.suspended():
-        owners.let_go_of_abandoned()
         distributed.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
         config, config_dict = load_config(choose(args, config, config_params), torch.distributed.get_world_size(), deepspeed_defaults)
         if torch.distributed.get_rank() == 0:
@@ -81,6 +80,9 @@ def _make_engine(model, config, config_dict, client, model_parameters):
     handle, face = _core_optimizer(inner, config)
     store = _store_of(model, config)
     comm = _core_comm(store, config)
+    if store is not None:
+        comm.barrier("initialize")                        # one that is made is a meeting of all ranks anyway
+    owners.let_go_of_abandoned()                          # nobody reads any more from what this rank has dropped
     compiling.admit_higher_order_operators()
     raw_reads.install()
     number = next(_numbers)

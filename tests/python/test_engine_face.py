@@ -437,6 +437,51 @@ def test_engines_that_are_dropped_without_destroy_leave_no_memory(stage):
     run_ranks(2, dropped_engines, stage)
 
 
+def apart(stage):
+    """Ranks whose memory isn't shared: each has its own pieces only, and none of another's weights beyond an operator."""
+    return dense.config(stage, unshard={"share_memory": "off"}, zero={
+        "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0})
+
+
+def state_of_a_dropped_engine(rank, world):
+    model = Net()
+    engine, *_ = unshard.initialize(model=model, config=apart(3))
+    state = model.state_dict()
+    want = dense.hex_of([value.clone() for value in state.values()])
+    del model, engine, _
+    model = Net()
+    engine, *_ = unshard.initialize(model=model, config=apart(3))
+    model.load_state_dict(state)
+    assert dense.hex_of([value.clone() for value in model.state_dict().values()]) == want
+    engine.destroy()
+
+
+def test_a_state_dict_outlives_its_dropped_engine():
+    run_ranks(2, state_of_a_dropped_engine)
+
+
+def evaluated_later_than_by_others(rank, world, init):
+    """Rank 0 has dropped its engine and begun the next one, when rank 1 still reads rank 0's pieces."""
+    models = [Net(), None]
+    engine, *_ = unshard.initialize(model=models[0], config=apart(3))
+    if init:
+        with unshard.zero.Init(config_dict_or_path=apart(3)):
+            models[1] = Net()
+    if rank == 1:
+        time.sleep(1)
+    with torch.no_grad():
+        loss_of(engine, rank, 0)
+    del engine, _
+    models[0] = None
+    engine, *_ = unshard.initialize(model=models[1] or Net(), config=apart(3))
+    engine.destroy()
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_dropped_engines_pieces_are_there_until_all_ranks_have_dropped_it(init):
+    run_ranks(2, evaluated_later_than_by_others, init)
+
+
 # ---- the throughput timer ---------------------------------------------------------------------------------------------------------------
 def test_the_engine_counts_micro_batches_updates_and_epochs_of_its_throughput_timer():
     """As DeepSpeed 0.19.8 does (recorded). DeepSpeed-Chat calls update_epoch_count() after each epoch."""
