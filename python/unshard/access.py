@@ -88,9 +88,10 @@ def safe_get_local_fp32_param(param):
     piece = engine._core.local_fp32_param(id)
     if id not in engine._waiting_values:
         return piece
-    whole = engine._waiting_values[id].view(-1)
+    waiting = engine._waiting_values[id]
+    whole = waiting.new_empty_strided(param.shape, param.stride()).copy_(waiting)       # pieces are cut in the order of the memory
     begin = 0 if piece.numel() == whole.numel() else engine.global_rank * engine._store.info(id)["shard_numel"]
-    return whole[begin:begin + piece.numel()].clone()
+    return whole.as_strided(piece.shape, (1,), begin).clone()
 
 
 def safe_set_local_fp32_param(param, value, at_next_update=False):

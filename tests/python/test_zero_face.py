@@ -398,3 +398,34 @@ def local_masters(rank, world, stage):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_local_masters_set_through_the_drop_in_count_from_the_next_update(stage):
     run_ranks(2, local_masters, stage)
+
+
+def local_masters_in_another_order(rank, world, stage):
+    """Of a parameter that lies transposed (or channels_last), pieces are cut in the order of its memory, of a value that waits too."""
+    import deepspeed
+    from deepspeed import utils
+
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(24.0).view(4, 6).t())
+
+        def forward(self, x):
+            return x @ self.weight
+
+    engine = deepspeed.initialize(model=Transposed(), config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.25}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}})[0]
+    weight = engine.module.weight
+    piece = utils.safe_get_local_fp32_param(weight)
+    assert piece.tolist() == [12.0 * rank + i for i in range(12)]
+    utils.safe_set_local_fp32_param(weight, piece + 100)
+    assert utils.safe_get_local_fp32_param(weight).tolist() == (piece + 100).tolist()
+    utils.safe_set_full_fp32_param(weight, (torch.arange(24.0).view(4, 6).t() + 200).contiguous())
+    assert utils.safe_get_local_fp32_param(weight).tolist() == (piece + 200).tolist()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_local_masters_that_wait_are_cut_as_those_in_use(stage):
+    run_ranks(2, local_masters_in_another_order, stage)
