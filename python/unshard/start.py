@@ -105,9 +105,11 @@ def _make_engine(model, config, config_dict, client, model_parameters):
 
 @contextlib.contextmanager
 def _quoted(comm):
-    """An exception in here is what ranks that still wait for this one are told when it lets go of `comm`."""
+    """An exception in here is what ranks that still wait for this one are told when it lets go of `comm`; without one, what an earlier try
+    left is taken back."""
     try:
         yield
+        comm.set_departure("")
     except BaseException as error:
         comm.set_departure(f"{type(error).__name__}: {error} (in initialize)")
         raise

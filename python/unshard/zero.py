@@ -159,7 +159,7 @@ class Init(contextlib.ContextDecorator):
 
 
 class GatheredParameters:
-    """Whole values of `params` inside, also for code below torch's operators (numpy, data_ptr, torch.save).
+    """Whole values of `params` inside, also for code below torch's operators (numpy, data_ptr).
 
     With `modifier_rank`, each rank may write its values in any way; at the end that rank's become everyone's, and the others' are
     dropped (collective). Without it, writes through torch's operators count as everywhere. Parameters that neither an engine nor

@@ -363,22 +363,23 @@ def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization
     """Write {name: LazyTensor} to a folder: one file, or several with an index. Returns their names. Shards that an earlier run left there
     are removed at the end; this one's, if it fails."""
     stem, suffix = ("model", "safetensors") if safe_serialization else ("pytorch_model", "bin")
+    shared = not safe_serialization                 # tied weights lie in torch's files once
     os.makedirs(output_dir, exist_ok=True)
-    shards = split_into_shards(state, max_shard_size, shared=not safe_serialization)
+    shards = split_into_shards(state, max_shard_size, shared)
     files, weight_map = [], {}
-    done, total = 0, stored_bytes(state.values(), shared=not safe_serialization)
+    done, total = 0, stored_bytes(state.values(), shared)
     try:
         for i, shard in enumerate(shards):
             file = f"{stem}.{suffix}" if len(shards) == 1 else f"{stem}-{i + 1:05}-of-{len(shards):05}.{suffix}"
             weight_map.update(dict.fromkeys(shard, file))
             tensors = {name: state[name] for name in shard}
-            report = _reporter(progress, done, total, tensors)
+            report = _reporter(progress, done, total, tensors, shared)
             if safe_serialization:
                 write_safetensors(os.path.join(output_dir, file), tensors, metadata, report)
             else:
                 write_torch_file(os.path.join(output_dir, file), tensors, progress=report)
             files.append(file)
-            done += stored_bytes(tensors.values(), shared=not safe_serialization)
+            done += stored_bytes(tensors.values(), shared)
         if len(shards) > 1:
             index = {"metadata": {"total_size": total, **(metadata or {})}, "weight_map": weight_map}
             with complete_or_absent(os.path.join(output_dir, f"{stem}.{suffix}.index.json")) as partial, open(partial, "w") as file:
@@ -394,15 +395,16 @@ def write_state_dict(state, output_dir, max_shard_size="5GB", safe_serialization
     return files
 
 
-def _reporter(progress, done, total, tensors):
+def _reporter(progress, done, total, tensors, shared):
     """Tells how many bytes lie before each tensor that is written."""
     if progress is None:
         return lambda name: None
     before, places, counted = done, {}, set()
     for name, tensor in tensors.items():
         places[name] = before
-        before += 0 if id(tensor.same_as) in counted else nbytes(tensor)
-        counted.add(id(tensor.same_as or tensor))
+        home = id(tensor.same_as or tensor)
+        before += 0 if shared and home in counted else nbytes(tensor)
+        counted.add(home)
     return lambda name: progress(places.get(name, done), total, name)
 
 
