@@ -175,7 +175,11 @@ void RemoteWatch::listen_to(Peer& peer) {
 }
 
 void RemoteWatch::take_saying(Peer& peer) {
-  while (!peer.heard.empty() && peer.heard[0] == kSays) {
+  while (!peer.heard.empty() && (peer.heard[0] == kSays || peer.heard[0] == kEnd)) {
+    if (peer.heard[0] == kEnd) {  // of one that was choked before the first byte of a line
+      peer.heard.erase(0, 1);
+      continue;
+    }
     const auto end = peer.heard.find(kEnd);
     if (end == std::string::npos) return;  // the rest is to come
     peer.says = peer.heard.substr(1, end - 1);

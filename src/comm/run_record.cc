@@ -102,6 +102,7 @@ struct RunRecord::State {
   void tell(std::string_view kind, std::string_view error);
   void look_for_failures();
   void watch();
+  void tell_waits();
   void wait_for_others(double since, std::chrono::steady_clock::duration limit) const;
   bool in_owner() const { return ::getpid() == pid; }  // a forked child (a data loader's worker) isn't the rank
 
@@ -331,12 +332,18 @@ void RunRecord::remove(std::uint64_t id) {
   GroupRecord last = found->second.record();
   last.closed = true;
   state_->sources.erase(found);
-  state_->waits.erase(id);
+  if (state_->waits.erase(id) > 0) state_->tell_waits();  // one that failed was left standing, for the others to read
   state_->closed.push_back(std::move(last));
   if (state_->closed.size() > kClosedKept) state_->closed.pop_front();
 }
 
-// Of several threads' waits the one of the newest group is told.
+// Of several threads' waits the one of the newest group is told. Under groups_mutex.
+void RunRecord::State::tell_waits() {
+  const auto [group, place] = waits.empty() ? std::pair<std::string, std::string>() : waits.rbegin()->second;
+  for (const auto& [id, source] : sources)
+    if (source.hear_wait) source.hear_wait(group, place);
+}
+
 void RunRecord::waits(std::uint64_t id, std::string_view group, std::string_view place) {
   auto& state = *state_;
   if (!state.in_owner()) return;
@@ -345,9 +352,7 @@ void RunRecord::waits(std::uint64_t id, std::string_view group, std::string_view
     state.waits.erase(id);
   else
     state.waits[id] = std::pair(std::string(group), std::string(place));
-  const auto [its_group, its_place] = state.waits.empty() ? std::pair<std::string, std::string>() : state.waits.rbegin()->second;
-  for (const auto& [of, source] : state.sources)
-    if (source.hear_wait) source.hear_wait(its_group, its_place);
+  state.tell_waits();
 }
 
 int RunRecord::next_root() { return state_->roots++; }

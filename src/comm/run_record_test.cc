@@ -137,6 +137,19 @@ TEST_F(RunRecordTest, OnlyTheFirstFailureCounts) {
   EXPECT_EQ(json["failure"]["text"], "[comm.barrier] rank 1 (pid 5) is gone");
 }
 
+TEST_F(RunRecordTest, AWaitOfAGroupThatIsClosedIsTakenBackFromTheOthers) {
+  auto record = start();
+  std::string heard;
+  const auto hear = [&](std::string_view group, std::string_view place) { heard = std::string(group) + ": " + std::string(place); };
+  const auto nothing = [] { return GroupRecord{}; };
+  const auto failed = record->add(nothing), other = record->add(nothing, {}, hear);
+  record->waits(failed, "world 0", "[comm.barrier]");
+  EXPECT_EQ(heard, "world 0: [comm.barrier]");
+  record->remove(failed);
+  EXPECT_EQ(heard, ": ");
+  record->remove(other);
+}
+
 TEST_F(RunRecordTest, WithoutAFolderNothingIsWritten) {
   const auto before = fs::current_path();
   fs::current_path(folder_);
