@@ -62,9 +62,11 @@ def test_engines_stepped_in_another_order_are_told_apart(zygote, place):
 @pytest.mark.parametrize("place", PLACES)
 def test_a_late_rank_is_shown_in_the_step_that_it_is_in(zygote, place):
     outcomes = run(zygote, place, waiting.late)
+    here = "rank 1: idle, step 1, at 'after step'"
     for o in outcomes:
         assert "starting" not in o.output + str(o.value), (o.value, o.output[-2000:])
-    assert all(o.value[1] for o in outcomes if o.rank != 1), [o.value for o in outcomes]
+        if o.rank != 1:                             # whose time is up first tells the other; of a rank of another host less is known
+            assert here in o.value[1] or place == "two hosts" and "rank 1 waits for nobody that is known" in o.value[1], o.value
 
 
 @pytest.mark.parametrize("stage", [0, 3])
