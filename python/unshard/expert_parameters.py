@@ -41,6 +41,8 @@ def split_params_into_different_moe_groups_for_optimizer(param_groups, max_group
 
 def configure_moe_param_groups(model_parameters):
     """Groups for the optimizer from a list of parameters (one group comes of it), or from groups, as above."""
+    if isinstance(model_parameters, dict):
+        raise ValueError("[configure_moe_param_groups] wanted a list of parameters or of groups, got one group; put it in a list")
     items = list(model_parameters)
     if items and isinstance(items[0], dict):
         return split_params_into_different_moe_groups_for_optimizer(items)

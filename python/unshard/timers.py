@@ -85,7 +85,7 @@ class Throughput:
     `synchronize`: wait for the GPU's work at both ends, else what is timed is only the issuing of it. `say` gets the lines."""
 
     def __init__(self, batch_size, start_step=2, steps_per_output=None, synchronize=True, enabled=True, with_memory=False, say=None):
-        self.batch_size, self.start_step, self.steps_per_output = batch_size, start_step, steps_per_output
+        self.batch_size, self.start_step, self.steps_per_output = 1 if batch_size is None else batch_size, start_step, steps_per_output
         self.epoch_count = self.micro_step_count = self.global_step_count = 0
         self.enabled, self._with_memory = enabled, with_memory
         self._now, self._say = _now if synchronize else time.perf_counter, say or logger.info

@@ -513,7 +513,8 @@ def test_a_throughput_timer_of_the_scripts_own_takes_deepspeeds_arguments():
         timer.stop(global_step=True)
     assert len(lines) == 2 and "samples/s over 2 steps" in lines[0] and "samples/s over 4 steps" in lines[1]
     assert 0 < timer.avg_samples_per_sec() <= 400 and (timer.global_step_count, timer.micro_step_count) == (4, 4)
-    off = ThroughputTimer(SimpleNamespace(enabled=False, synchronized=True), batch_size=4, monitor_memory=True)
+    off = ThroughputTimer(SimpleNamespace(enabled=False, synchronized=True), batch_size=None, monitor_memory=True)
+    assert off.batch_size == 1
     off.start()
     off.stop(global_step=True)
     assert (off.global_step_count, off.micro_step_count, off.avg_samples_per_sec()) == (0, 0, float("-inf"))

@@ -190,6 +190,12 @@ for ask in (lambda: split(group), lambda: configure_moe_param_groups(params), la
         assert "parameter 2 of 4, of shape (1, 3), is marked as an expert's" in str(error)
     else:
         raise AssertionError(ask)
+try:
+    configure_moe_param_groups(group)
+except ValueError as error:
+    assert "wanted a list" in str(error)
+else:
+    raise AssertionError("one group was taken for a list of parameters")
 """)
 
 
