@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, OppositeOrder,
                          ::testing::Values(std::vector<std::string>{"a", "a", "a"}, std::vector<std::string>{"a", "b", "b"}));
 
 TEST_P(OppositeOrder, SaysInWhichGroupEachRankWaits) {
-  const int port = free_port();
+  const int port = free_port(), another = free_port();
   const auto exits = fork_ranks(3, 60, [&](int rank) {
     set_env(rank, 3, port);
     CommOptions options;
@@ -291,7 +291,7 @@ TEST_P(OppositeOrder, SaysInWhichGroupEachRankWaits) {
     recording.world_size = 3;
     options.record = RunRecord::start(recording);
     const auto first = init_process_group(options);
-    ::setenv("MASTER_PORT", std::to_string(port + 1).c_str(), 1);
+    ::setenv("MASTER_PORT", std::to_string(another).c_str(), 1);
     const auto second = init_process_group(options);
     Communicator &mine = rank == 0 ? *first : *second, &other = rank == 0 ? *second : *first;
     const auto error = error_of([&] { mine.barrier(rank == 0 ? "first" : "second"), other.barrier("later"); });
