@@ -248,7 +248,7 @@ def test_the_callers_function_gets_no_damaged_values(weights_only):
 def on_storage_of_each_host(rank, world, hosts):
     os.environ["UNSHARD_HOST"] = f"host{rank % hosts}"
     if hosts > 1:
-        with pytest.raises(RuntimeError, match="use_node_local_storage = true, but the ranks are on several hosts"):
+        with pytest.raises(ValueError, match="use_node_local_storage = true, but the ranks are on several hosts"):
             make(1, checkpoint={"use_node_local_storage": True})
         return
     engine = make(1, checkpoint={"use_node_local_storage": True})
