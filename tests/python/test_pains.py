@@ -582,7 +582,7 @@ def test_24_errors_name_key_value_origin_and_the_way_out(tmp_path):
                             ["train_batch_size", "24", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "ds.json"]),
                            ({"zero_optimizatoin": {"stage": 3}}, ["zero_optimizatoin", "zero_optimization"]),
                            ({"zero_optimization": {"stage": 3, "overlap_com": True}}, ["overlap_com", "overlap_comm"]),
-                           ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, ["offload_param", "stage"])):
+                           ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ["fp16.enabled", "bf16.enabled"])):
         file.write_text(json.dumps(content))
         with pytest.raises(unshard.ConfigError) as error:
             unshard.initialize(model=nn.Linear(2, 2), config=str(file))
