@@ -83,6 +83,7 @@ def interrupted(rank, world, stage):
     engine.step()
     backward(engine)
     if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)        # ignored where the tests run in the background
         threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     else:
         time.sleep(1.5)
