@@ -53,7 +53,8 @@ def _parser():
     convert.add_argument("--to", choices=("universal", "hf"), required=True,
                          help="universal: what DeepSpeed loads with checkpoint.load_universal; hf: model.safetensors for from_pretrained")
     convert.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="hf: of the weights (default: what they were trained in)")
-    convert.add_argument("--config-from", metavar="MODEL", help="hf: copy config and tokenizer files of this folder")
+    convert.add_argument("--config-from", metavar="MODEL",
+                         help="hf: copy this folder's config and tokenizer: all but weights and a run's files")
     convert.add_argument("--max_shard_size", default="5GB", help="hf: of one file (default 5GB)")
     return parser
 
