@@ -1,10 +1,10 @@
 # One object library an area, lowest first; each may include only what is below it. All of them make libunshard.so.
 # src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own; target `unshard_tests` builds them all.
-set(UNSHARD_AREAS core comm offload zero optim checkpoint engine)
+set(UNSHARD_AREAS core comm offload zero optim checkpoint engine inference)
 set(below "")
 add_custom_target(unshard_tests)
 foreach(area IN LISTS UNSHARD_AREAS)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${area}/*.cc)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${area}/*.cc)
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")

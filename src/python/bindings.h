@@ -22,6 +22,7 @@ void bind_roll_call(py::module_& module);
 void bind_zero(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_engine(py::module_& module);
+void bind_inference(py::module_& module);
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 

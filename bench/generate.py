@@ -1,0 +1,136 @@
+"""One way to generate text, timed: generate.py MODE MODEL(GGUF); one process, prints one JSON line.
+
+MODE: unshard_bf16, unshard_w8a8, unshard_gguf (the file's own Q4_1), transformers_bf16, llama_cpp. Reported: tokens a second of decoding at batch 1, 8 and 32
+(from the second token on), tokens a second of a prefill of 1,024 tokens, the tokens of one greedy answer, and for our modes the bytes of weights read a token.
+"""
+import json
+import os
+import statistics
+import sys
+import time
+
+THREADS = 2
+PREFILL, DECODE = 1024, 48
+PROMPT = "The history of computing began long before electronic machines, when people"
+
+
+def prompt_tokens(model):
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(os.path.dirname(model), gguf_file=os.path.basename(model))
+    text = open(json.__file__, encoding="utf-8").read()
+    return tokenizer(PROMPT)["input_ids"], tokenizer(text * 4)["input_ids"][:PREFILL]
+
+
+class Unshard:
+    def __init__(self, model, dtype):
+        from unshard import _core
+        start = time.perf_counter()
+        self.engine = _core.InferenceEngine(model, {"dtype": dtype, "threads": THREADS, "kv_dtype": "bf16", "share_prefixes": False,
+                                                    "step_tokens": 512, "kv_cache_tokens": 16384})
+        self.load_s = time.perf_counter() - start
+        self.weight_bytes = self.engine.model()["weight_bytes"]
+
+    def generate(self, prompts, new):
+        """(seconds to the last first token, seconds in all, the first prompt's tokens)"""
+        options = {"max_tokens": new, "temperature": 0.0, "ignore_eos": True}
+        start = time.perf_counter()
+        requests = [self.engine.submit(prompt, options) for prompt in prompts]
+        firsts, ends, tokens = {}, set(), []
+        while len(ends) < len(requests):
+            outputs = self.engine.poll(60)
+            now = time.perf_counter() - start
+            for request, _, token, _, _, finish, _ in outputs:
+                firsts.setdefault(request, now)
+                if request == requests[0]:
+                    tokens.append(token)
+                if finish:
+                    ends.add(request)
+        return max(firsts.values()), time.perf_counter() - start, tokens
+
+
+class Transformers:
+    def __init__(self, model):
+        import torch
+        from transformers import AutoModelForCausalLM
+        torch.set_num_threads(THREADS)
+        start = time.perf_counter()
+        self.model = AutoModelForCausalLM.from_pretrained(os.path.dirname(model), gguf_file=os.path.basename(model), dtype=torch.bfloat16).eval()
+        self.load_s, self.weight_bytes = time.perf_counter() - start, 0
+
+    def generate(self, prompts, new):
+        import torch
+        ids = torch.tensor(prompts)
+        first = []
+
+        class Mark:
+            def put(self, _):
+                first.append(time.perf_counter())
+
+            def end(self):
+                pass
+
+        start = time.perf_counter()
+        with torch.inference_mode():
+            streamer = Mark() if len(prompts) == 1 else None
+            out = self.model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0, streamer=streamer)
+            end = time.perf_counter()
+            if streamer is None:
+                begin = time.perf_counter()
+                self.model.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
+                first = [0, start + time.perf_counter() - begin]
+        return first[1] - start, end - start, out[0, len(prompts[0]):].tolist()
+
+
+class LlamaCpp:
+    def __init__(self, model):
+        from llama_cpp import Llama
+        start = time.perf_counter()
+        self.model = Llama(model, n_threads=THREADS, n_threads_batch=THREADS, n_ctx=2048, n_batch=512, verbose=False)
+        self.load_s, self.weight_bytes = time.perf_counter() - start, 0
+
+    def generate(self, prompts, new):
+        if len(prompts) > 1:
+            return None
+        self.model.reset()
+        self.model._ctx.kv_cache_clear() if hasattr(self.model._ctx, "kv_cache_clear") else None
+        start, first, tokens = time.perf_counter(), None, []
+        for token in self.model.generate(prompts[0], temp=0.0, top_k=1, reset=False):
+            first = first or time.perf_counter()
+            tokens.append(token)
+            if len(tokens) == new:
+                break
+        return first - start, time.perf_counter() - start, tokens
+
+
+def main():
+    mode, path = sys.argv[1], sys.argv[2]
+    short, long = prompt_tokens(path)
+    if mode.startswith("unshard"):
+        engine = Unshard(path, {"unshard_bf16": "bf16", "unshard_w8a8": "w8a8", "unshard_gguf": "auto"}[mode])
+    else:
+        engine = Transformers(path) if mode == "transformers_bf16" else LlamaCpp(path)
+    result = {"load_s": engine.load_s, "weight_bytes": engine.weight_bytes, "decode": {}}
+    engine.generate([short], 8)
+    for batch in (1, 8, 32):
+        prompts = [short[:len(short) - 1] + [short[-1] + i] for i in range(batch)]
+        rates = []
+        for _ in range(3):
+            measured = engine.generate(prompts, DECODE)
+            if measured is None:
+                break
+            first, end, tokens = measured
+            rates.append(batch * (DECODE - 1) / (end - first))
+            if batch == 1:
+                result["answer"] = tokens
+        if rates:
+            result["decode"][batch] = statistics.median(rates)
+    prefills = []
+    for i in range(3):
+        first, *_ = engine.generate([[long[i]] + long[1:]], 1 if mode != "transformers_bf16" else 2)
+        prefills.append(PREFILL / first)
+    result["prefill"] = statistics.median(prefills)
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+#include "unshard/inference/engine.h"
+
+#include <algorithm>
+
+#include "inference/kernels/workers.h"
+#include "inference/open_model.h"
+#include "inference/runner.h"
+#include "inference/serving_loop.h"
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+struct Engine::Impl {
+  EngineOptions options;
+  std::shared_ptr<Peers> peers;
+  std::unique_ptr<Workers> workers;
+  std::unique_ptr<Runner> runner;
+  std::unique_ptr<ServingLoop> loop;
+
+  Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given) : options(asked), peers(std::move(given)) {
+    options.validate();
+    workers = std::make_unique<Workers>(options.threads);
+    runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
+    if (!peers || peers->rank() == 0) loop = std::make_unique<ServingLoop>(*runner, options, *workers);
+  }
+
+  ServingLoop& serving() const {
+    require(loop != nullptr, "[inference.engine] requests go to rank 0; this is rank ", peers ? peers->rank() : 0, ", which follows it");
+    return *loop;
+  }
+
+  void check_prompt(std::span<const Token> prompt) const {
+    const auto vocab = runner->info().vocab;
+    require(!prompt.empty(), "[inference.submit] the prompt is empty");
+    for (std::size_t i = 0; i < prompt.size(); ++i)
+      require(prompt[i] >= 0 && prompt[i] < vocab, "[inference.submit] token ", prompt[i], " at position ", i, " isn't in the vocabulary of ", vocab);
+  }
+};
+
+Engine::Engine(const std::string& path, const EngineOptions& options) : impl_(std::make_unique<Impl>(path, options, nullptr)) {}
+Engine::~Engine() = default;
+
+const ModelInfo& Engine::model() const { return impl_->runner->info(); }
+
+std::int64_t Engine::submit(std::span<const Token> prompt, const RequestOptions& asked) {
+  impl_->check_prompt(prompt);
+  auto options = asked;
+  const auto tokens = static_cast<std::int64_t>(prompt.size()), room = impl_->runner->info().context - tokens;
+  if (options.max_tokens == -1) options.max_tokens = std::min(room, impl_->runner->kv_blocks() * kBlockTokens - tokens);
+  require(room > 0, "[inference.submit] the prompt has ", tokens, " tokens and the context ", impl_->runner->info().context, ": nothing is left for an answer");
+  options.validate(impl_->runner->info().vocab);
+  require(options.max_tokens <= room, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens, " are beyond the context of ",
+          impl_->runner->info().context);
+  const auto held = impl_->runner->kv_blocks() * kBlockTokens;
+  require(tokens + options.max_tokens <= held, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
+          " are beyond the KV cache of ", held, " tokens");
+  return impl_->serving().submit({prompt.begin(), prompt.end()}, std::move(options));
+}
+
+void Engine::cancel(std::int64_t request) { impl_->serving().cancel(request); }
+std::vector<Output> Engine::poll(double timeout_s) { return impl_->serving().poll(timeout_s); }
+EngineStats Engine::stats() const { return impl_->serving().stats(); }
+
+std::vector<float> Engine::logits(std::span<const Token> tokens) {
+  impl_->check_prompt(tokens);
+  require(static_cast<std::int64_t>(tokens.size()) <= impl_->runner->info().context, "[inference.logits] ", tokens.size(), " tokens are beyond the context of ",
+          impl_->runner->info().context);
+  std::vector<float> result;
+  impl_->serving().run([&] { result = impl_->runner->logits_alone(tokens); });
+  return result;
+}
+
+}  // namespace unshard::inference

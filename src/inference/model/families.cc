@@ -1,0 +1,315 @@
+#include "inference/model/families.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace unshard::inference {
+namespace {
+
+TensorNames llama_names() {
+  const std::string layer = "model.layers.{}.";
+  TensorNames names;
+  names.embedding = "model.embed_tokens";
+  names.final_norm = "model.norm";
+  names.output = "lm_head";
+  names.attention_norm = layer + "input_layernorm";
+  names.q = layer + "self_attn.q_proj";
+  names.k = layer + "self_attn.k_proj";
+  names.v = layer + "self_attn.v_proj";
+  names.attention_output = layer + "self_attn.o_proj";
+  names.mlp_norm = layer + "post_attention_layernorm";
+  names.gate = layer + "mlp.gate_proj";
+  names.up = layer + "mlp.up_proj";
+  names.down = layer + "mlp.down_proj";
+  return names;
+}
+
+Gate activation_of(const Settings& config, const std::string& key, const std::string& otherwise) {
+  static const std::map<std::string, Gate> known = {{"silu", Gate::silu}, {"swish", Gate::silu}, {"gelu", Gate::gelu},
+      {"gelu_new", Gate::gelu_tanh}, {"gelu_pytorch_tanh", Gate::gelu_tanh}, {"gelu_fast", Gate::gelu_tanh}};
+  const auto found = known.find(config.get<std::string>(key, otherwise));
+  if (found == known.end()) config.fail(key, "silu, gelu, gelu_new and gelu_pytorch_tanh are known");
+  return found->second;
+}
+
+void read_scaling(const Settings& rope, std::int64_t context, RopeConfig& out) {
+  const std::string kind = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
+  static const std::map<std::string, RopeKind> known = {{"default", RopeKind::plain}, {"linear", RopeKind::linear},
+      {"llama3", RopeKind::llama3}, {"yarn", RopeKind::yarn}, {"longrope", RopeKind::longrope}};
+  const auto found = known.find(kind);
+  if (found == known.end()) throw ModelError(cat(rope.file(), ": rope scaling '", kind, "' isn't known; default, linear, llama3, yarn and longrope are"));
+  out.kind = found->second;
+  out.original_context = rope.size_or("original_max_position_embeddings", out.original_context > 0 ? out.original_context : context, 1);
+  const bool derived = out.kind == RopeKind::yarn || out.kind == RopeKind::longrope;
+  out.factor = rope.get<double>("factor", derived ? static_cast<double>(context) / static_cast<double>(out.original_context) : 1.0);
+  out.low_factor = rope.get<double>("low_freq_factor", 1.0);
+  out.high_factor = rope.get<double>("high_freq_factor", 4.0);
+  out.beta_fast = rope.get<double>("beta_fast", 32.0);
+  out.beta_slow = rope.get<double>("beta_slow", 1.0);
+  out.attention_factor = rope.get<double>("attention_factor", 0.0);
+  out.mscale = rope.get<double>("mscale", 0.0);
+  out.mscale_all_dim = rope.get<double>("mscale_all_dim", 0.0);
+  out.truncate = rope.get<bool>("truncate", true);
+  out.short_factors = rope.get<std::vector<double>>("short_factor", {});
+  out.long_factors = rope.get<std::vector<double>>("long_factor", {});
+  const auto half = static_cast<std::size_t>(out.rotary / 2);
+  if (out.kind == RopeKind::longrope && (out.short_factors.size() != half || out.long_factors.size() != half))
+    rope.fail("short_factor", cat("short_factor and long_factor have ", half, " numbers each in longrope"));
+}
+
+/// transformers 5 writes `rope_parameters`; before, `rope_theta` and `rope_scaling` stood beside each other.
+RopeConfig read_rope(const Settings& config, const Settings& parameters, const ModelConfig& model, double theta) {
+  RopeConfig rope;
+  rope.theta = parameters.get<double>("rope_theta", config.get<double>("rope_theta", theta));
+  const double part = parameters.get<double>("partial_rotary_factor", config.get<double>("partial_rotary_factor", 1.0));
+  rope.rotary = static_cast<std::int64_t>(static_cast<double>(model.head_size) * part);
+  rope.original_context = config.size_or("original_max_position_embeddings", 0);
+  read_scaling(parameters.has("rope_theta") || parameters.has("rope_type") ? parameters : config.section("rope_scaling"), model.context, rope);
+  return rope;
+}
+
+void read_window(const Settings& config, ModelConfig& model) {
+  const bool used = config.get<bool>("use_sliding_window", true);
+  model.window = used ? config.size_or("sliding_window", 0) : 0;
+  if (model.window == 0 || !config.has("layer_types")) return;
+  for (const auto& kind : config.get<std::vector<std::string>>("layer_types")) {
+    if (kind != "sliding_attention" && kind != "full_attention") config.fail("layer_types", "sliding_attention and full_attention are known");
+    model.windowed.push_back(kind == "sliding_attention");
+  }
+}
+
+/// What most families share.
+ModelConfig llama_like(const Settings& config) {
+  ModelConfig model;
+  model.names = llama_names();
+  model.vocab = config.size("vocab_size");
+  model.hidden = config.size("hidden_size");
+  model.layers = config.size("num_hidden_layers");
+  model.heads = config.size("num_attention_heads");
+  model.kv_heads = config.size_or("num_key_value_heads", model.heads, 1);
+  model.head_size = config.size_or("head_dim", model.hidden / model.heads, 1);
+  model.intermediate = config.size("intermediate_size");
+  model.context = config.size("max_position_embeddings");
+  model.norm_eps = config.get<float>("rms_norm_eps", 1e-6f);
+  model.activation = activation_of(config, config.has("hidden_activation") ? "hidden_activation" : "hidden_act", "silu");
+  model.rope = read_rope(config, config.section("rope_parameters"), model, 10000);
+  return model;
+}
+
+ModelConfig mistral(const Settings& config) {
+  auto model = llama_like(config);
+  model.window = config.size_or("sliding_window", 0);
+  return model;
+}
+
+ModelConfig qwen2(const Settings& config) {
+  auto model = llama_like(config);
+  read_window(config, model);
+  return model;
+}
+
+ModelConfig qwen3(const Settings& config) {
+  auto model = qwen2(config);
+  model.names.q_norm = "model.layers.{}.self_attn.q_norm";
+  model.names.k_norm = "model.layers.{}.self_attn.k_norm";
+  return model;
+}
+
+void qwen_experts(const Settings& config, ModelConfig& model) {
+  const std::string mlp = "model.layers.{}.mlp.";
+  auto& experts = model.experts;
+  experts.experts = config.size("num_experts");
+  experts.chosen = config.size("num_experts_per_tok");
+  experts.intermediate = config.size("moe_intermediate_size");
+  experts.shared_intermediate = config.size_or("shared_expert_intermediate_size", 0);
+  experts.normalise = config.get<bool>("norm_topk_prob", false);
+  const auto step = config.size_or("decoder_sparse_step", 1, 1);
+  experts.dense_layers.resize(static_cast<std::size_t>(model.layers));
+  for (std::int64_t i = 0; i < model.layers; ++i) experts.dense_layers[static_cast<std::size_t>(i)] = (i + 1) % step != 0;
+  for (const auto layer : config.get<std::vector<std::int64_t>>("mlp_only_layers", {}))
+    if (layer >= 0 && layer < model.layers) experts.dense_layers[static_cast<std::size_t>(layer)] = true;
+  model.names.router = mlp + "gate";
+  model.names.expert_gate = mlp + "experts.{e}.gate_proj";
+  model.names.expert_up = mlp + "experts.{e}.up_proj";
+  model.names.expert_down = mlp + "experts.{e}.down_proj";
+  if (experts.shared_intermediate == 0) return;
+  model.names.shared_gate = mlp + "shared_expert.gate_proj";
+  model.names.shared_up = mlp + "shared_expert.up_proj";
+  model.names.shared_down = mlp + "shared_expert.down_proj";
+  model.names.shared_switch = mlp + "shared_expert_gate";
+}
+
+ModelConfig qwen2_moe(const Settings& config) {
+  auto model = qwen2(config);
+  qwen_experts(config, model);
+  return model;
+}
+
+ModelConfig qwen3_moe(const Settings& config) {
+  auto model = qwen3(config);
+  qwen_experts(config, model);
+  model.experts.shared_intermediate = 0;
+  return model;
+}
+
+ModelConfig mixtral(const Settings& config) {
+  auto model = mistral(config);
+  model.norm_eps = config.get<float>("rms_norm_eps", 1e-5f);
+  model.experts.experts = config.size("num_local_experts");
+  model.experts.chosen = config.size("num_experts_per_tok");
+  model.experts.intermediate = model.intermediate;
+  const std::string moe = "model.layers.{}.block_sparse_moe.";
+  model.names.router = moe + "gate";
+  model.names.expert_gate = moe + "experts.{e}.w1";
+  model.names.expert_up = moe + "experts.{e}.w3";
+  model.names.expert_down = moe + "experts.{e}.w2";
+  return model;
+}
+
+ModelConfig gpt2(const Settings& config) {
+  ModelConfig model;
+  model.vocab = config.size("vocab_size");
+  model.hidden = config.size("n_embd");
+  model.layers = config.size("n_layer");
+  model.heads = model.kv_heads = config.size("n_head");
+  model.head_size = model.hidden / model.heads;
+  model.intermediate = config.size_or("n_inner", 4 * model.hidden, 1);
+  model.context = config.size("n_positions");
+  model.norm = NormKind::layer;
+  model.norm_eps = config.get<float>("layer_norm_epsilon", 1e-5f);
+  model.rope.kind = RopeKind::none;
+  model.learned_positions = model.transposed = true;
+  model.gated = false;
+  model.activation = activation_of(config, "activation_function", "gelu_new");
+  const std::string layer = "h.{}.";
+  model.names.embedding = "wte";
+  model.names.positions = "wpe";
+  model.names.final_norm = "ln_f";
+  model.names.output = "lm_head";
+  model.names.attention_norm = layer + "ln_1";
+  model.names.qkv = layer + "attn.c_attn";
+  model.names.attention_output = layer + "attn.c_proj";
+  model.names.mlp_norm = layer + "ln_2";
+  model.names.up = layer + "mlp.c_fc";
+  model.names.down = layer + "mlp.c_proj";
+  return model;
+}
+
+void gemma_common(const Settings& config, ModelConfig& model) {
+  model.norm_offset = 1;
+  model.embedding_scale = std::sqrt(static_cast<float>(model.hidden));
+  model.activation = activation_of(config, config.has("hidden_activation") ? "hidden_activation" : "hidden_act", "gelu_pytorch_tanh");
+}
+
+ModelConfig gemma(const Settings& config) {
+  auto model = llama_like(config);
+  gemma_common(config, model);
+  model.activation = Gate::gelu_tanh;      // whatever hidden_act says: the first configs named the wrong one
+  return model;
+}
+
+ModelConfig gemma2(const Settings& config) {
+  auto model = llama_like(config);
+  gemma_common(config, model);
+  read_window(config, model);
+  if (model.windowed.empty())
+    for (std::int64_t i = 0; i < model.layers; ++i) model.windowed.push_back(i % 2 == 0);
+  model.attention_scale = 1 / std::sqrt(config.get<float>("query_pre_attn_scalar", 256));
+  model.attention_softcap = config.get<float>("attn_logit_softcapping", 0);
+  model.logit_softcap = config.get<float>("final_logit_softcapping", 0);
+  model.names.post_attention_norm = "model.layers.{}.post_attention_layernorm";
+  model.names.mlp_norm = "model.layers.{}.pre_feedforward_layernorm";
+  model.names.post_mlp_norm = "model.layers.{}.post_feedforward_layernorm";
+  return model;
+}
+
+ModelConfig gemma3(const Settings& config) {
+  auto model = gemma2(config);
+  model.names.q_norm = "model.layers.{}.self_attn.q_norm";
+  model.names.k_norm = "model.layers.{}.self_attn.k_norm";
+  const auto parameters = config.section("rope_parameters");
+  model.has_local_rope = true;
+  if (parameters.has("full_attention")) {
+    model.rope = read_rope(config, parameters.section("full_attention"), model, 1e6);
+    model.local_rope = read_rope(config, parameters.section("sliding_attention"), model, 1e4);
+    return model;
+  }
+  model.rope = read_rope(config, parameters, model, 1e6);
+  model.local_rope = model.rope;
+  model.local_rope.kind = RopeKind::plain;
+  model.local_rope.theta = config.get<double>("rope_local_base_freq", 1e4);
+  return model;
+}
+
+ModelConfig phi3(const Settings& config) {
+  auto model = mistral(config);
+  model.names.q = model.names.k = model.names.v = "";
+  model.names.qkv = "model.layers.{}.self_attn.qkv_proj";
+  model.names.gate = model.names.up = "";
+  model.names.gate_up = "model.layers.{}.mlp.gate_up_proj";
+  return model;
+}
+
+ModelConfig phi(const Settings& config) {
+  auto model = llama_like(config);
+  if (config.get<bool>("qk_layernorm", false)) config.fail("qk_layernorm", "not built; only false is");
+  model.norm = NormKind::layer;
+  model.norm_eps = config.get<float>("layer_norm_eps", 1e-5f);
+  model.activation = activation_of(config, "hidden_act", "gelu_new");
+  model.gated = false;
+  model.parallel_mlp = true;
+  model.names.final_norm = "model.final_layernorm";
+  model.names.attention_output = "model.layers.{}.self_attn.dense";
+  model.names.mlp_norm = model.names.gate = "";
+  model.names.up = "model.layers.{}.mlp.fc1";
+  model.names.down = "model.layers.{}.mlp.fc2";
+  return model;
+}
+
+const std::map<std::string, ModelConfig (*)(const Settings&)>& families() {
+  static const std::map<std::string, ModelConfig (*)(const Settings&)> all = {
+      {"llama", llama_like}, {"mistral", mistral}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"gpt2", gpt2}, {"mixtral", mixtral},
+      {"qwen2_moe", qwen2_moe}, {"qwen3_moe", qwen3_moe}, {"gemma", gemma}, {"gemma2", gemma2}, {"gemma3_text", gemma3}, {"phi3", phi3},
+      {"phi", phi}};
+  return all;
+}
+
+void add_tokens(const Settings& from, const std::string& key, std::vector<Token>& tokens) {
+  if (!from.has(key)) return;
+  const auto more = from.json().at(key).is_array() ? from.get<std::vector<Token>>(key) : std::vector<Token>{from.get<Token>(key)};
+  for (const auto token : more)
+    if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
+}
+
+}  // namespace
+
+ModelConfig config_from_hugging_face(const Settings& config, const Settings& generation) {
+  const auto family = config.get<std::string>("model_type");
+  const auto found = families().find(family);
+  if (found == families().end()) {
+    std::string known;
+    for (const auto& [name, unused] : families()) known += (known.empty() ? "" : ", ") + name;
+    throw ModelError(cat(config.file(), ": models of type '", family, "' aren't built; ", known, " are"));
+  }
+  if (config.has("quantization_config")) config.fail("quantization_config", "weights quantised by another library can't be read; GGUF files can");
+  auto model = found->second(config);
+  model.family = family;
+  add_tokens(generation, "eos_token_id", model.end_tokens);
+  if (model.end_tokens.empty()) add_tokens(config, "eos_token_id", model.end_tokens);
+  check_config(model, config.file());
+  return model;
+}
+
+void check_config(const ModelConfig& config, const std::string& file) {
+  const auto wrong = [&](const std::string& what) { throw ModelError(cat(file, ": ", what)); };
+  if (!config.gated && config.activation == Gate::silu) wrong("an MLP without a gate has gelu here, not silu");
+  if (config.heads % config.kv_heads != 0) wrong(cat(config.heads, " heads can't share ", config.kv_heads, " key-value heads evenly"));
+  if (config.rope.kind != RopeKind::none && (config.rope.rotary <= 0 || config.rope.rotary % 2 != 0 || config.rope.rotary > config.head_size))
+    wrong(cat(config.rope.rotary, " rotated features of a head of ", config.head_size, " can't be"));
+  if (!config.windowed.empty() && static_cast<std::int64_t>(config.windowed.size()) != config.layers)
+    wrong(cat("kinds of ", config.windowed.size(), " layers for ", config.layers, " layers"));
+  if (config.experts.chosen > config.experts.experts) wrong(cat(config.experts.chosen, " of ", config.experts.experts, " experts can't be chosen"));
+}
+
+}  // namespace unshard::inference

@@ -1,0 +1,190 @@
+#include "inference/runner.h"
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+namespace {
+
+std::int64_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
+  return -1;
+}
+
+/// Roughly what the packed weights will take, from the file alone.
+std::int64_t weight_bytes(const WeightSource& source, const std::string& dtype) {
+  const double asked = dtype == "fp32" ? 4 : dtype == "int8" || dtype == "w8a8" ? 1.125 : dtype == "int4" ? 0.625 : 2;
+  double bytes = 0;
+  for (const auto& name : source.names()) {
+    double numel = 1;
+    for (const auto size : source.shape(name)) numel *= static_cast<double>(size);
+    bytes += numel * asked;
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
+void check_memory(const WeightSource& source, const std::string& dtype, int ranks) {
+  const auto need = weight_bytes(source, dtype) / ranks, free = available_bytes();
+  if (free >= 0 && need > free)
+    throw ModelError(cat(source.path(), ": its weights take about ", need >> 20, " MB as ", dtype, " and ", free >> 20,
+                         " MB of memory are free; ask for a smaller dtype (int8, int4)"));
+}
+
+KvType kv_type(const std::string& asked, const std::string& dtype, const ModelWeights& weights) {
+  if (asked == "int8") return KvType::int8;
+  if (asked == "bf16") return KvType::bf16;
+  if (asked == "fp32") return KvType::f32;
+  const bool full = dtype == "fp32" || (dtype == "auto" && weights.layers.front().qkv.matrix.type() == WeightType::f32);
+  return full ? KvType::f32 : KvType::bf16;
+}
+
+const char* kv_name(KvType type) { return type == KvType::f32 ? "fp32" : type == KvType::bf16 ? "bf16" : "int8"; }
+
+std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+
+// ---- a batch as words, for the other ranks ----
+void put(std::vector<std::int32_t>& words, std::int64_t value) { words.push_back(static_cast<std::int32_t>(value)); }
+
+std::vector<std::int32_t> words_of(std::int32_t order, const Runner::Copies& copies, const Batch& batch) {
+  std::vector<std::int32_t> words{order};
+  put(words, static_cast<std::int64_t>(copies.size()));
+  for (const auto& [from, to] : copies) words.insert(words.end(), {from, to});
+  put(words, static_cast<std::int64_t>(batch.spans.size()));
+  for (const auto& span : batch.spans) {
+    const auto blocks = blocks_for(span.position + span.rows);
+    put(words, span.rows), put(words, span.position), put(words, blocks);
+    words.insert(words.end(), span.blocks, span.blocks + blocks);
+    words.insert(words.end(), batch.tokens.begin() + span.first_row, batch.tokens.begin() + span.first_row + span.rows);
+  }
+  put(words, static_cast<std::int64_t>(batch.logit_rows.size()));
+  for (const auto row : batch.logit_rows) put(words, row);
+  return words;
+}
+
+struct Received {
+  Runner::Copies copies;
+  Batch batch;
+};
+
+/// Block tables stay where they are in `words`.
+Received read_words(const std::vector<std::int32_t>& words) {
+  Received out;
+  std::size_t at = 1;
+  const auto next = [&] { return words.at(at++); };
+  for (auto left = next(); left > 0; --left) {
+    const auto from = next();
+    out.copies.emplace_back(from, next());
+  }
+  for (auto left = next(); left > 0; --left) {
+    const auto rows = next(), position = next(), blocks = next();
+    const std::int32_t* table = words.data() + at;
+    at += static_cast<std::size_t>(blocks);
+    out.batch.add({words.data() + at, static_cast<std::size_t>(rows)}, position, table);
+    at += static_cast<std::size_t>(rows);
+  }
+  for (auto left = next(); left > 0; --left) out.batch.logit_rows.push_back(next());
+  return out;
+}
+
+}  // namespace
+
+Runner::Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers)
+    : options_(options), workers_(workers), peers_(std::move(peers)) {
+  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1);
+  context_ = options_.max_context > 0 ? options_.max_context : model.config.context;
+  require(context_ <= model.config.context || !model.config.learned_positions, "[inference.engine] max_context ", context_, " is beyond the model's ",
+          model.config.context, " learned positions");
+  decoder_ = std::make_unique<Decoder>(std::move(model.weights), std::move(model.config), options_.dtype, context_, workers_, peers_);
+  make_cache();
+  describe();
+}
+
+Runner::~Runner() = default;
+
+std::unique_ptr<KvCache> Runner::own_cache(std::int64_t blocks) const {
+  return std::make_unique<KvCache>(decoder_->config().layers, blocks, kv_, decoder_->kv_heads(), decoder_->config().head_size);
+}
+
+void Runner::make_cache() {
+  const auto& config = decoder_->config();
+  kv_ = kv_type(options_.kv_dtype, options_.dtype, decoder_->weights());
+  // Alike on all ranks, whatever share of the heads each has.
+  const auto per_block = kv_bytes_per_block(config.layers, kv_, config.kv_heads, config.head_size);
+  auto blocks = options_.kv_cache_tokens > 0 ? blocks_for(options_.kv_cache_tokens) : options_.kv_cache_bytes / per_block;
+  blocks = std::min(blocks, options_.max_sequences * blocks_for(context_));
+  require(blocks > 0, "[inference.engine] kv_cache_bytes ", options_.kv_cache_bytes, " hold not one block of ", per_block, " bytes");
+  cache_ = own_cache(blocks);
+}
+
+void Runner::describe() {
+  const auto& config = decoder_->config();
+  const auto& weights = decoder_->weights();
+  info_.family = config.family;
+  info_.dtype = options_.dtype == "auto" ? weight_type_name(weights.layers.front().qkv.matrix.type()) : options_.dtype;
+  info_.kv_dtype = kv_name(kv_);
+  info_.vocab = config.vocab;
+  info_.layers = config.layers;
+  info_.context = context_;
+  info_.parameters = weights.parameters;
+  info_.weight_bytes = weights.bytes;
+  info_.kv_bytes = cache_->bytes();
+  info_.end_tokens = config.end_tokens;
+}
+
+void Runner::tell(Order order, const Copies& copies, const Batch& batch) {
+  if (!peers_) return;
+  auto words = words_of(static_cast<std::int32_t>(order), copies, batch);
+  peers_->broadcast(words);
+}
+
+void Runner::step(const Copies& copies, const Batch& batch, std::vector<float>& logits) {
+  tell(Order::step, copies, batch);
+  cache_->copy(copies);
+  decoder_->forward(batch, *cache_, logits);
+}
+
+std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  const auto own = own_cache(blocks_for(count));
+  tell(Order::open, {{static_cast<std::int32_t>(own->blocks()), 0}}, {});
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(own->blocks()));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::vector<float> all, some;
+  for (std::int64_t first = 0; first < count; first += options_.step_tokens) {
+    const auto rows = std::min(options_.step_tokens, count - first);
+    Batch batch;
+    batch.add(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)), first, blocks.data());
+    for (std::int64_t i = 0; i < rows; ++i) batch.logit_rows.push_back(i);
+    tell(Order::alone, {}, batch);
+    decoder_->forward(batch, *own, some);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  tell(Order::close, {}, {});
+  return all;
+}
+
+void Runner::follow() {
+  std::unique_ptr<KvCache> own;
+  std::vector<float> logits;
+  for (std::vector<std::int32_t> words;;) {
+    peers_->broadcast(words);
+    const auto order = static_cast<Order>(words.at(0));
+    if (order == Order::end) return;
+    const auto got = read_words(words);
+    if (order == Order::open) own = own_cache(got.copies.front().first);
+    if (order == Order::close) own.reset();
+    if (order == Order::step) cache_->copy(got.copies);
+    if (order == Order::step || order == Order::alone) decoder_->forward(got.batch, order == Order::step ? *cache_ : *own, logits);
+  }
+}
+
+void Runner::end() {
+  if (!std::exchange(ended_, true)) tell(Order::end, {}, {});
+}
+
+}  // namespace unshard::inference

