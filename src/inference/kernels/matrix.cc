@@ -1,0 +1,143 @@
+#include "inference/kernels/matrix.h"
+
+#include <algorithm>
+
+#include "inference/kernels/matrix_internal.h"
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+namespace {
+
+/// Rows of all parts as one list: part and row of each.
+struct Rows {
+  std::span<const WeightView> parts;
+  void find(std::int64_t r, const WeightView*& view, std::int64_t& row) const {
+    for (const WeightView& part : parts) {
+      if (r < part.rows) {
+        view = &part;
+        row = r;
+        return;
+      }
+      r -= part.rows;
+    }
+  }
+};
+
+void check_parts(std::span<const WeightView> parts, WeightType type) {
+  require(!parts.empty(), "[inference.pack] no parts");
+  const std::int64_t cols = parts.front().cols;
+  for (const WeightView& part : parts) {
+    require(part.rows > 0 && part.cols == cols && cols > 0, "[inference.pack] ", part.name, " is [", part.rows, ", ", part.cols,
+            "]; wanted are rows > 0 and ", cols, " cols as in ", parts.front().name);
+    require(cols % block_values(part.type) == 0, "[inference.pack] ", part.name, " has ", cols, " cols; ", file_type_name(part.type),
+            " holds them in blocks of ", block_values(part.type));
+    require((type != WeightType::q8 && type != WeightType::q4) || cols % kGroup == 0, "[inference.pack] ", part.name, " has ", cols,
+            " cols; ", weight_type_name(type), " wants a multiple of ", kGroup, ": use bf16 or w8a8 for it");
+    require(type != WeightType::w8a8 || cols <= 65536, "[inference.pack] ", part.name, " has ", cols,
+            " cols; w8a8 takes at most 65536 (its sums are int32)");
+  }
+}
+
+}  // namespace
+
+Matrix::Matrix() = default;
+Matrix::~Matrix() = default;
+Matrix::Matrix(Matrix&&) noexcept = default;
+Matrix& Matrix::operator=(Matrix&&) noexcept = default;
+
+std::int64_t Matrix::rows() const { return packed_->rows; }
+std::int64_t Matrix::cols() const { return packed_->cols; }
+WeightType Matrix::type() const { return packed_->type; }
+std::int64_t Matrix::bytes() const { return packed_->bytes; }
+
+namespace {
+
+/// `row_of(panel, lane)`: the row in `parts` of that place; -1: none.
+template <class RowOf>
+std::unique_ptr<Matrix::Packed> pack_rows(std::span<const WeightView> parts, WeightType type, bool gated, std::int64_t panels,
+                                          Workers& workers, RowOf row_of) {
+  auto packed = std::make_unique<Matrix::Packed>();
+  packed->kernels = &current_kernels();
+  packed->type = type;
+  packed->gated = gated;
+  for (const WeightView& part : parts) packed->rows += part.rows;
+  packed->cols = parts.front().cols;
+  packed->steps = row_steps(type, packed->cols);
+  packed->panels = panels;
+  packed->bytes = panels * panel_bytes(type, packed->cols);
+  packed->data = allocate(packed->bytes);
+  workers.parallel_for(panels, 4, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> scratch;
+    for (std::int64_t p = begin; p < end; ++p) {
+      PanelRows rows;
+      for (int lane = 0; lane < kPanelRows; ++lane) {
+        const std::int64_t r = row_of(p, lane);
+        if (r >= 0) Rows{parts}.find(r, rows.view[lane], rows.row[lane]);
+      }
+      pack_panel(*packed, p, rows, scratch);
+    }
+  });
+  return packed;
+}
+
+}  // namespace
+
+Matrix Matrix::pack(std::span<const WeightView> parts, WeightType type, Workers& workers) {
+  check_parts(parts, type);
+  std::int64_t n = 0;
+  for (const WeightView& part : parts) n += part.rows;
+  Matrix result;
+  result.packed_ = pack_rows(parts, type, false, (n + kPanelRows - 1) / kPanelRows, workers, [n](std::int64_t p, int lane) {
+    const std::int64_t r = p * kPanelRows + lane;
+    return r < n ? r : -1;
+  });
+  return result;
+}
+
+Matrix Matrix::pack_gated(const WeightView& gate, const WeightView& up, WeightType type, Workers& workers) {
+  const WeightView parts[] = {gate, up};
+  check_parts(parts, type);
+  require(gate.rows == up.rows, "[inference.pack] ", gate.name, " has ", gate.rows, " rows, ", up.name, " has ", up.rows,
+          "; they must be equal");
+  const std::int64_t n = gate.rows;
+  Matrix result;
+  result.packed_ = pack_rows(parts, type, true, (n + kPanelRows - 1) / kPanelRows * 2, workers, [n](std::int64_t p, int lane) {
+    const std::int64_t r = p / 2 * kPanelRows + lane;
+    return r < n ? r + p % 2 * n : -1;
+  });
+  return result;
+}
+
+void Matrix::expand_row(std::int64_t r, float* out) const {
+  const Packed& packed = *packed_;
+  UNSHARD_DCHECK(r >= 0 && r < packed.rows, "row ", r, " of ", packed.rows);
+  if (!packed.gated) return unpack_row(packed, r / kPanelRows, static_cast<int>(r % kPanelRows), out);
+  const std::int64_t n = packed.gate_rows(), row = r % n;
+  unpack_row(packed, row / kPanelRows * 2 + r / n, static_cast<int>(row % kPanelRows), out);
+}
+
+Activations::Activations() : held_(std::make_unique<Held>()) {}
+Activations::~Activations() = default;
+std::int64_t Activations::tokens() const { return held_->tokens; }
+
+void Activations::assign(const float* x, std::int64_t tokens, std::int64_t cols, std::int64_t stride, WeightType type, Workers& workers) {
+  Held& held = *held_;
+  held.kernels = &current_kernels();
+  held.type = type;
+  held.tokens = tokens;
+  held.cols = cols;
+  held.stride = input_row_bytes(type, cols, held.kernels->bf16_pairs);
+  if (held.stride * tokens > held.capacity) {
+    held.capacity = held.stride * tokens;
+    held.data = allocate(held.capacity);
+  }
+  const auto input = held.kernels->input[static_cast<int>(type)];
+  const auto rows = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) input(x + t * stride, cols, held.data.get() + t * held.stride);
+  };
+  constexpr std::int64_t kAlone = 16384;  // values that one core rounds in about the time that waking another takes
+  if (tokens * cols <= kAlone) return rows(0, tokens);
+  workers.parallel_for(tokens, std::max<std::int64_t>(1, kAlone / 2 / cols), rows);
+}
+
+}  // namespace unshard::inference

@@ -1,0 +1,9 @@
+#include "inference/kernels/matrix_inputs.inc"
+#include "inference/kernels/matrix_tiles.inc"
+
+namespace unshard::inference {
+const MatrixKernels& matrix_kernels_portable() {
+  static const MatrixKernels kernels = all_kernels("portable");
+  return kernels;
+}
+}  // namespace unshard::inference
