@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#define UNSHARD_VEC_AVX512
+#endif
+#include "inference/kernels/rows_kernels.inc"
+
+namespace unshard::inference {
+const RowKernels& row_kernels_avx512() { return UNSHARD_VEC_NS::kRows; }
+}  // namespace unshard::inference
