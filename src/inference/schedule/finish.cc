@@ -1,0 +1,82 @@
+// finish_step(): what was computed counts, chosen tokens join their sequences, and ended sequences go.
+#include <algorithm>
+
+#include "inference/schedule/schedule_state.h"
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+
+void ScheduleState::finish_step(std::span<const std::pair<SequenceId, Token>> chosen) {
+  check_chosen(chosen);
+  for (Sequence* sequence : scheduled_) commit(*sequence);
+  scheduled_.clear();
+  under_way_ = false;
+  if (ended_ == 0) return;
+  std::vector<Sequence*> ended;
+  for (Sequence* sequence : running_) {
+    if (sequence->place == Place::ended) ended.push_back(sequence);
+  }
+  for (Sequence* sequence : ended) {
+    stop_running(*sequence);
+    erase(*sequence);
+  }
+  ended_ = 0;
+}
+
+/// Each wanted token is there, and nothing else. Changes nothing if it throws.
+void ScheduleState::check_chosen(std::span<const std::pair<SequenceId, Token>> chosen) {
+  const auto refuse = [&](SequenceId id, const char* what) {
+    for (Sequence* sequence : scheduled_) sequence->chosen.reset();
+    throw std::invalid_argument(cat("[inference.finish_step] sequence ", id, " ", what));
+  };
+  for (const auto& [id, token] : chosen) {
+    Sequence* sequence = find(id);
+    if (sequence == nullptr || sequence->place == Place::ended) continue;  // removed meanwhile
+    if (!sequence->wants_token()) refuse(id, "wanted no token; give one for each chunk with wants_token");
+    if (sequence->chosen) refuse(id, "got two tokens; give one for each chunk with wants_token");
+    sequence->chosen = token;
+  }
+  for (const Sequence* sequence : scheduled_) {
+    if (sequence->wants_token() && !sequence->chosen && sequence->place != Place::ended) {
+      refuse(sequence->id, "wants a token and got none; choose one, or remove the sequence first");
+    }
+  }
+}
+
+void ScheduleState::commit(Sequence& sequence) {
+  sequence.computed += std::exchange(sequence.scheduled, 0);
+  index_full_blocks(sequence);
+  if (const auto token = std::exchange(sequence.chosen, std::nullopt)) sequence.tokens.push_back(*token);
+  if (sequence.held_forks.empty() || sequence.computed < sequence.prompt) return;
+  held_ -= static_cast<std::int64_t>(sequence.held_forks.size());
+  for (Sequence* fork : std::exchange(sequence.held_forks, {})) wait(*fork);
+}
+
+/// Blocks that became full enter the prefix index. Where another sequence computed the same at the same time, its block takes the place of
+/// this one's, so that each block's predecessor in the index is its predecessor in every table (see prefix_index.h).
+void ScheduleState::index_full_blocks(Sequence& sequence) {
+  const std::int64_t size = options_.block_tokens;
+  while (sequence.index_more && (sequence.indexed + 1) * size <= sequence.computed) {
+    const std::int64_t i = sequence.indexed;
+    std::int32_t& own = sequence.blocks[static_cast<std::size_t>(i)];
+    const auto tokens = std::span<const Token>(sequence.tokens).subspan(static_cast<std::size_t>(i * size), static_cast<std::size_t>(size));
+    const std::uint64_t chain = index_.extend(sequence.chain, tokens);
+    const std::int32_t before = i == 0 ? PrefixIndex::kNone : sequence.blocks[static_cast<std::size_t>(i - 1)];
+    const PrefixIndex::Key key{chain, before, sequence.salt, tokens};
+    if (const std::int32_t same = index_.find(key); same == PrefixIndex::kNone) {
+      // A block that others have in their tables, but not in the index, must not enter it here: theirs may have another predecessor.
+      sequence.index_more = pool_.users(own) == 1 && index_.insert(key, own);
+      if (!sequence.index_more) return;
+      pool_.mark_known(own);
+    } else if (same != own) {
+      pool_.retain(same);
+      pool_.release(own);
+      own = same;
+      ++openings_;
+    }
+    sequence.chain = chain;
+    ++sequence.indexed;
+  }
+}
+
+}  // namespace unshard::inference

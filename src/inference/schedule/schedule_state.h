@@ -1,0 +1,96 @@
+#pragma once
+// The scheduler's state and its moves, in four files: scheduler.cc (sequences come and go), admission.cc (waiting -> running and back),
+// step.cc (next), finish.cc (finish_step), and check.cc.
+//
+// [Note: blocks are taken for the whole prompt at once] A sequence is admitted when blocks for all its tokens are there, and one more for
+// each sequence that runs already (which may each need one within the next block_tokens steps). So a prompt never stops half way for want
+// of blocks, only a single token can fail to find one, and what was admitted is seldom preempted soon after.
+//
+// [Note: who waits for whom] `Before` orders all sequences.
+//  - Running, out of blocks for its next token: the worst running sequence is preempted, itself if it is the worst. So the best running
+//    sequence computes in every step (at most step_tokens sequences run, and single tokens go first): no livelock.
+//  - Waiting sequences are admitted strictly in order: none is ever overtaken by a worse one while it waits. A fork begins to wait when its
+//    parent's prompt is computed. What can delay a waiting sequence is: better ones, and at most max_sequences of equal priority that ran
+//    before it began to wait; these end, as they progress and have max_tokens.
+//  - Sequences of strictly worse priority are preempted for a waiting one where that makes it fit, and not otherwise.
+//
+// [Note: when a step stays below its budget] Only if after it: every running sequence computes all the tokens it has, and the first waiting
+// one (if any) found no place: min(max_sequences, step_tokens) run already, or too few blocks are available. It isn't tried again before
+// blocks or a place were given back.
+#include <set>
+#include <unordered_map>
+
+#include "inference/schedule/block_pool.h"
+#include "inference/schedule/prefix_index.h"
+#include "inference/schedule/scheduler.h"
+#include "inference/schedule/sequence.h"
+
+namespace unshard::inference {
+
+class ScheduleState {
+ public:
+  /// \param hash_mask  as in PrefixIndex
+  explicit ScheduleState(const SchedulerOptions& options, std::uint64_t hash_mask = ~std::uint64_t{0});
+  void add(NewSequence sequence);
+  void add_fork(SequenceId parent, SequenceId id);
+  void remove(SequenceId id);
+  Step next();
+  void finish_step(std::span<const std::pair<SequenceId, Token>> chosen);
+  SchedulerCounts counts() const;
+  void check() const;
+
+ private:
+  friend struct ScheduleView;  // tests
+
+  // scheduler.cc
+  Sequence* find(SequenceId id) const;
+  Sequence& create(SequenceId id);
+  void wait(Sequence& sequence);
+  void stop_running(Sequence& sequence);
+  void give_back_blocks(Sequence& sequence);
+  void erase(Sequence& sequence);
+
+  // admission.cc
+  std::int32_t take_block();
+  bool admit(Sequence& sequence);
+  bool make_room(const Sequence& sequence, std::int64_t blocks);
+  void share_prefix(Sequence& sequence);
+  const Sequence* parent_to_share(const Sequence& sequence) const;
+  void preempt_worst();
+
+  // step.cc
+  void schedule(Sequence& sequence, std::int64_t tokens);
+  void schedule_single_tokens();
+  void schedule_prompts();
+  bool ensure_block(Sequence& sequence);
+  bool displaces(const Sequence& sequence) const;
+  Chunk chunk_of(const Sequence& sequence) const;
+
+  // finish.cc
+  void check_chosen(std::span<const std::pair<SequenceId, Token>> chosen);
+  void commit(Sequence& sequence);
+  void index_full_blocks(Sequence& sequence);
+
+  // check.cc
+  void check_sequence(const Sequence& sequence) const;
+  void check_blocks() const;
+
+  SchedulerOptions options_;
+  std::int64_t max_running_;
+  BlockPool pool_;
+  PrefixIndex index_;
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::set<Sequence*, Before> waiting_;
+  std::vector<Sequence*> running_;    ///< in order, best first
+  std::vector<Sequence*> scheduled_;  ///< chunks of the step under way, in their order
+  std::vector<std::pair<std::int32_t, std::int32_t>> copies_;
+  std::vector<std::int32_t> leaving_;  ///< scratch of make_room(): users that a block would lose, by block
+  std::int64_t budget_ = 0;            ///< what is left of the step being planned
+  std::int64_t arrivals_ = 0, held_ = 0, ended_ = 0, preemptions_ = 0, shared_tokens_ = 0;
+  std::int64_t openings_ = 0;          ///< times blocks or a place may have become available
+  const Sequence* refused_ = nullptr;  ///< the waiting sequence that found no place when openings_ was refused_at_
+  std::int64_t refused_at_ = -1;
+  bool under_way_ = false;
+};
+
+}  // namespace unshard::inference

@@ -1,0 +1,244 @@
+#pragma once
+// For tests only: a scheduler driven by random programs, beside a simulated cache and a record of what each sequence must hold.
+//
+// A cell of the cache holds the token, its position and the hash of everything before it (and the salt). Every chunk must read, through its
+// block table and after copies and writes of the step, exactly the cells of its sequence. The next token is a function of what was read, so
+// that an answer equals the solo run's only if every read was right.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "inference/schedule/schedule_state.h"
+
+namespace unshard::inference {
+
+/// What the promises of the scheduler are checked against, seen from inside.
+struct ScheduleView {
+  const ScheduleState& state;
+  const std::vector<Sequence*>& running() const { return state.running_; }
+  const std::set<Sequence*, Before>& waiting() const { return state.waiting_; }
+  const BlockPool& pool() const { return state.pool_; }
+  const PrefixIndex& index() const { return state.index_; }
+  std::int64_t max_running() const { return state.max_running_; }
+};
+
+class ScheduleWorld {
+ public:
+  ScheduleWorld(const SchedulerOptions& options, std::uint64_t hash_mask, std::uint32_t seed)
+      : options_(options), state_(options, hash_mask), cells_(options.blocks * options.block_tokens), random_(seed) {}
+
+  void add(std::vector<Token> prompt, std::int64_t max_tokens, std::int64_t priority, std::uint64_t salt) {
+    const SequenceId id = ++last_id_;
+    state_.add({id, prompt, max_tokens, priority, salt});
+    record(id, std::move(prompt), max_tokens, salt);
+  }
+  void fork(SequenceId parent) {
+    const SequenceId id = ++last_id_;
+    state_.add_fork(parent, id);
+    const Track& track = tracks_.at(parent);
+    record(id, {track.tokens.begin(), track.tokens.begin() + track.prompt}, track.max_tokens, track.salt);
+  }
+  void remove(SequenceId id) {
+    state_.remove(id);
+    tracks_.erase(id);
+  }
+  /// Any sequence that is still there; 0: none.
+  SequenceId any() {
+    if (tracks_.empty()) return 0;
+    return std::next(tracks_.begin(), static_cast<std::ptrdiff_t>(random_() % tracks_.size()))->first;
+  }
+
+  /// One step with all its checks. \param removals  sequences removed while it is under way
+  void step(int removals = 0) {
+    const std::set<const Sequence*> ran(view().running().begin(), view().running().end());
+    const Step step = state_.next();
+    state_.check();
+    check_promises(step, ran);
+    for (int i = 0; i < removals; ++i) remove(any());
+    compute(step);
+    state_.check();
+    state_.finish_step(chosen_);
+    state_.check();
+    end_finished();
+    state_.check();
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(cells_.size()); ++i) {
+      if (view().pool().state(static_cast<std::int32_t>(i / options_.block_tokens)) == BlockState::free) cells_[i] = {};
+    }
+    ++steps;
+  }
+  bool idle() const { return tracks_.empty(); }
+  ScheduleState& state() { return state_; }
+  ScheduleView view() const { return {state_}; }
+
+  std::int64_t steps = 0, finished = 0, full_steps = 0;
+
+ private:
+  struct Cell {
+    Token token = -1;
+    std::int64_t position = -1;
+    std::uint64_t prefix = 0;
+    bool operator==(const Cell&) const = default;
+  };
+  struct Track {
+    std::vector<Token> tokens;
+    std::vector<std::uint64_t> prefix;  ///< [tokens + 1]: hash of salt and the tokens before
+    std::int64_t prompt = 0, max_tokens = 0;
+    std::uint64_t salt = 0;
+  };
+
+  static std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+    std::uint64_t x = (a ^ (b + 0x1234567)) * 0x9e3779b97f4a7c15U;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93U;
+    return x ^ (x >> 32);
+  }
+  /// The sampled token: of the whole prefix and the sequence's own seed. Few values, so that outputs share prefixes too.
+  static Token answer(std::uint64_t prefix, SequenceId id) { return static_cast<Token>(mix(prefix, static_cast<std::uint64_t>(id)) % 3); }
+  static void append(Track& track, Token token) {
+    track.tokens.push_back(token);
+    track.prefix.push_back(mix(track.prefix.back(), static_cast<std::uint64_t>(token) + 1));
+  }
+  void record(SequenceId id, const std::vector<Token>& prompt, std::int64_t max_tokens, std::uint64_t salt) {
+    Track track;
+    track.prompt = static_cast<std::int64_t>(prompt.size());
+    track.max_tokens = max_tokens;
+    track.salt = salt;
+    track.prefix.push_back(salt);
+    for (const Token token : prompt) append(track, token);
+    tracks_[id] = std::move(track);
+    solo_[id] = tracks_[id];
+    for (std::int64_t i = 0; i < max_tokens; ++i) append(solo_[id], answer(solo_[id].prefix.back(), id));
+  }
+
+  Cell& cell(const Chunk& chunk, std::int64_t position) {
+    const std::int64_t size = options_.block_tokens;
+    return cells_.at(static_cast<std::size_t>(chunk.blocks.at(static_cast<std::size_t>(position / size)) * size + position % size));
+  }
+
+  void compute(const Step& step) {
+    copy_blocks(step);
+    chosen_.clear();
+    std::set<const Cell*> written;
+    for (const Chunk& chunk : step.chunks) {
+      const Track& solo = solo_.at(chunk.sequence);
+      for (std::size_t i = 0; i < chunk.tokens.size(); ++i) {
+        const std::int64_t position = chunk.position + static_cast<std::int64_t>(i);
+        ASSERT_EQ(chunk.tokens[i], solo.tokens.at(static_cast<std::size_t>(position)));
+        Cell& target = cell(chunk, position);
+        ASSERT_TRUE(written.insert(&target).second) << "two writes to one cell";
+        target = {chunk.tokens[i], position, solo.prefix[static_cast<std::size_t>(position)]};
+      }
+    }
+    for (const Chunk& chunk : step.chunks) ASSERT_NO_FATAL_FAILURE(read(chunk));
+  }
+  void read(const Chunk& chunk) {
+    const Track& solo = solo_.at(chunk.sequence);
+    const std::int64_t end = chunk.position + static_cast<std::int64_t>(chunk.tokens.size()), size = options_.block_tokens;
+    ASSERT_EQ(static_cast<std::int64_t>(chunk.blocks.size()), (end + size - 1) / size);
+    std::uint64_t prefix = solo.salt;
+    for (std::int64_t p = 0; p < end; ++p) {
+      const Cell& found = cell(chunk, p);
+      ASSERT_EQ(found.token, solo.tokens[static_cast<std::size_t>(p)]) << "sequence " << chunk.sequence << " position " << p;
+      ASSERT_EQ(found.position, p);
+      ASSERT_EQ(found.prefix, prefix);
+      prefix = mix(prefix, static_cast<std::uint64_t>(found.token) + 1);
+    }
+    const auto track = tracks_.find(chunk.sequence);
+    if (track == tracks_.end()) {  // removed meanwhile: its token may come or not
+      if (chunk.wants_token && random_() % 2) chosen_.emplace_back(chunk.sequence, 0);
+      return;
+    }
+    ASSERT_EQ(chunk.wants_token, end == static_cast<std::int64_t>(track->second.tokens.size()));
+    if (!chunk.wants_token) return;
+    append(track->second, answer(prefix, chunk.sequence));
+    chosen_.emplace_back(chunk.sequence, track->second.tokens.back());
+  }
+  void copy_blocks(const Step& step) {
+    std::set<std::int32_t> from, to;
+    for (const auto& [source, target] : step.copies) {
+      from.insert(source);
+      ASSERT_TRUE(to.insert(target).second);
+      for (std::int64_t i = 0; i < options_.block_tokens; ++i) {
+        cells_[target * options_.block_tokens + i] = cells_[source * options_.block_tokens + i];
+      }
+    }
+    for (const auto block : from) ASSERT_FALSE(to.contains(block)) << "copies depend on their order";
+  }
+
+  void end_finished() {
+    std::vector<SequenceId> done;
+    for (const auto& [id, track] : tracks_) {
+      if (static_cast<std::int64_t>(track.tokens.size()) == track.prompt + track.max_tokens) done.push_back(id);
+    }
+    for (const SequenceId id : done) {
+      ASSERT_EQ(tracks_.at(id).tokens, solo_.at(id).tokens) << "differs from the solo run";
+      ++finished;
+      remove(id);
+    }
+  }
+
+  void check_promises(const Step& step, const std::set<const Sequence*>& ran) {
+    std::int64_t tokens = 0;
+    bool prompts = false;
+    for (const Chunk& chunk : step.chunks) {
+      const auto n = static_cast<std::int64_t>(chunk.tokens.size());
+      ASSERT_GE(n, 1);
+      tokens += n;
+      prompts = prompts || n > 1;
+      const bool decodes = chunk.position >= solo_.at(chunk.sequence).prompt && n == 1;
+      if (decodes && !prompts) ++decoded_;
+    }
+    ASSERT_EQ(step.tokens, tokens);
+    ASSERT_LE(tokens, options_.step_tokens);
+    ASSERT_TRUE(tokens > 0 || tracks_.empty()) << "nothing to do although sequences are there";
+    full_steps += tokens == options_.step_tokens;
+    if (tokens < options_.step_tokens) {
+      ASSERT_NO_FATAL_FAILURE(check_nothing_more_fits());
+    }
+    ASSERT_NO_FATAL_FAILURE(check_best_computes());
+    // Nobody overtakes: all that were admitted now are better than all that still wait.
+    for (const Sequence* now : view().running()) {
+      if (ran.contains(now) || view().waiting().empty()) continue;
+      ASSERT_TRUE(Before{}(now, *view().waiting().begin()));
+    }
+    // Single tokens are never held back by prompts.
+    for (const Sequence* now : view().running()) ASSERT_FALSE(now->scheduled == 0 && now->remaining() == 1);
+  }
+  /// [Note: when a step stays below its budget], claim by claim; a place counts as too small only if it is without sharing.
+  void check_nothing_more_fits() {
+    for (const Sequence* now : view().running()) ASSERT_EQ(now->remaining(), 0);
+    if (view().waiting().empty()) return;
+    const Sequence& first = **view().waiting().begin();
+    const std::int64_t size = options_.block_tokens, wanted = (first.length() + size - 1) / size;
+    std::map<std::int32_t, std::int32_t> leaving;
+    std::int64_t available = view().pool().available();
+    for (auto stay = static_cast<std::int64_t>(view().running().size());; --stay) {
+      ASSERT_TRUE(stay >= view().max_running() || available < wanted + stay) << "sequence " << first.id << " would fit";
+      if (stay == 0 || view().running()[static_cast<std::size_t>(stay - 1)]->priority <= first.priority) return;
+      for (const std::int32_t block : view().running()[static_cast<std::size_t>(stay - 1)]->blocks) {
+        available += ++leaving[block] == view().pool().users(block);
+      }
+    }
+  }
+  void check_best_computes() {
+    if (view().running().empty()) return;
+    const Sequence* best = view().running().front();
+    if (!view().waiting().empty() && Before{}(*view().waiting().begin(), best)) {
+      ASSERT_EQ(best->priority, (*view().waiting().begin())->priority) << "a better one waits while only worse ones run";
+    }
+    ASSERT_GT(best->scheduled, 0) << "the best sequence stands still";
+  }
+
+  SchedulerOptions options_;
+  ScheduleState state_;
+  std::vector<Cell> cells_;
+  std::map<SequenceId, Track> tracks_;  ///< that are there
+  std::map<SequenceId, Track> solo_;    ///< every one ever, with all its answers
+  std::vector<std::pair<SequenceId, Token>> chosen_;
+  std::mt19937 random_;
+  SequenceId last_id_ = 0;
+  std::int64_t decoded_ = 0;
+};
+
+}  // namespace unshard::inference

@@ -1,0 +1,89 @@
+// next(): what the step computes.
+#include <algorithm>
+
+#include "inference/schedule/schedule_state.h"
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+
+Step ScheduleState::next() {
+  UNSHARD_DCHECK(!under_way_, "next() before finish_step() of the step under way");
+  budget_ = options_.step_tokens;
+  schedule_single_tokens();
+  schedule_prompts();
+  Step step;
+  step.chunks.reserve(scheduled_.size());
+  for (const Sequence* sequence : scheduled_) step.chunks.push_back(chunk_of(*sequence));
+  step.copies = std::exchange(copies_, {});
+  step.tokens = options_.step_tokens - budget_;
+  under_way_ = !scheduled_.empty();
+  return step;
+}
+
+void ScheduleState::schedule(Sequence& sequence, std::int64_t tokens) {
+  sequence.scheduled = tokens;
+  budget_ -= tokens;
+  scheduled_.push_back(&sequence);
+}
+
+/// Sequences that lack one token, best first. At most max_running_ <= step_tokens of them: the budget is enough.
+void ScheduleState::schedule_single_tokens() {
+  for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption takes from the end
+    Sequence& sequence = *running_[i];
+    if (sequence.remaining() == 1 && ensure_block(sequence)) schedule(sequence, 1);
+  }
+}
+
+/// The block of the last token. \return false: the sequence was the worst, and was preempted itself
+bool ScheduleState::ensure_block(Sequence& sequence) {
+  if (static_cast<std::int64_t>(sequence.blocks.size()) * options_.block_tokens >= sequence.length()) return true;
+  for (;;) {
+    if (const std::int32_t block = take_block(); block >= 0) {
+      sequence.blocks.push_back(block);
+      return true;
+    }
+    UNSHARD_DCHECK(running_.size() > 1, "sequence ", sequence.id, " of ", sequence.length(), " tokens outgrew all ", options_.blocks,
+                   " blocks: it was not removed at its max_tokens");
+    const bool itself = running_.back() == &sequence;
+    preempt_worst();
+    if (itself) return false;
+  }
+}
+
+/// A full step must not keep a better one waiting: it takes the place, and the token, of the worst.
+bool ScheduleState::displaces(const Sequence& sequence) const {
+  const auto running = static_cast<std::int64_t>(running_.size());
+  return running == options_.step_tokens && running_.back()->scheduled > 0 && running_.back()->priority > sequence.priority;
+}
+
+/// Prompts that run already and waiting ones, merged in order.
+void ScheduleState::schedule_prompts() {
+  std::size_t at = 0;
+  bool admitting = true;
+  for (;;) {
+    while (at < running_.size() && running_[at]->scheduled > 0) ++at;
+    Sequence* ready = at < running_.size() ? running_[at] : nullptr;
+    Sequence* first = admitting && !waiting_.empty() ? *waiting_.begin() : nullptr;
+    if (first != nullptr && ready != nullptr && Before{}(ready, first)) first = nullptr;
+    if (budget_ == 0 && !(first != nullptr && displaces(*first))) return;
+    if (first != nullptr) {
+      admitting = admit(*first);
+      if (admitting) at = 0;
+    } else if (ready != nullptr) {
+      schedule(*ready, std::min(budget_, ready->remaining()));
+    } else {
+      return;
+    }
+  }
+}
+
+Chunk ScheduleState::chunk_of(const Sequence& sequence) const {
+  const std::int64_t end = sequence.computed + sequence.scheduled, blocks = (end + options_.block_tokens - 1) / options_.block_tokens;
+  return {sequence.id,
+          sequence.computed,
+          {sequence.tokens.begin() + sequence.computed, sequence.tokens.begin() + end},
+          {sequence.blocks.begin(), sequence.blocks.begin() + blocks},
+          sequence.wants_token()};
+}
+
+}  // namespace unshard::inference
