@@ -119,7 +119,7 @@ ModelConfig qwen3(const Settings& config) {
 void qwen_experts(const Settings& config, ModelConfig& model) {
   const std::string mlp = "model.layers.{}.mlp.";
   auto& experts = model.experts;
-  experts.experts = config.size("num_experts");
+  experts.experts = config.size(config.has("num_local_experts") ? "num_local_experts" : "num_experts");     // transformers 5 has both names
   experts.chosen = config.size("num_experts_per_tok");
   experts.intermediate = config.size("moe_intermediate_size");
   experts.shared_intermediate = config.size_or("shared_expert_intermediate_size", 0);
