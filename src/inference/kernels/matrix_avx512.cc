@@ -2,7 +2,6 @@
 #define UNSHARD_VEC_AVX512
 #endif
 #include "inference/kernels/matrix_inputs.inc"
-#include "inference/kernels/matrix_tiles.inc"
 
 namespace unshard::inference {
 const MatrixKernels& matrix_kernels_avx512() {

@@ -3,7 +3,6 @@
 #define UNSHARD_VEC_AVX512
 #endif
 #include "inference/kernels/matrix_inputs.inc"
-#include "inference/kernels/matrix_tiles.inc"
 
 namespace unshard::inference {
 namespace {

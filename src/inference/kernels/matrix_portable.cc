@@ -1,5 +1,4 @@
 #include "inference/kernels/matrix_inputs.inc"
-#include "inference/kernels/matrix_tiles.inc"
 
 namespace unshard::inference {
 const MatrixKernels& matrix_kernels_portable() {

@@ -18,7 +18,8 @@ namespace {
 
 using Floats = std::vector<float>;
 
-const std::vector<WeightType> kTypes = {WeightType::f32, WeightType::f16, WeightType::bf16};
+const std::vector<WeightType> kTypes = {WeightType::f32, WeightType::f16, WeightType::bf16,
+                                        WeightType::q8,  WeightType::q4,  WeightType::w8a8};
 
 Floats random_floats(std::int64_t count, unsigned seed, float size = 1) {
   std::mt19937 random(seed);

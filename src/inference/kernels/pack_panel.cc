@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "inference/kernels/matrix_internal.h"
-#include "inference/weights/gguf_blocks.h"
+#include "inference/kernels/quantize.h"
 #include "inference/weights/half.h"
 
 namespace unshard::inference {
@@ -52,24 +52,88 @@ void pack_floats(const Matrix::Packed& packed, const Place& place, const float* 
   }
 }
 
+void pack_group(WeightType type, int lane, const StoredGroup& group, std::uint8_t* out) {
+  put(out + 2 * lane, group.scale);
+  if (type == WeightType::q8) {
+    for (int j = 0; j < 8; ++j) std::memcpy(out + 32 + 64 * j + 4 * lane, group.q + 4 * j, 4);
+    return;
+  }
+  put(out + 32 + 2 * lane, group.shift);
+  for (int i = 0; i < 16; ++i) out[64 + 64 * (i / 4) + 4 * lane + i % 4] = static_cast<std::uint8_t>(group.q[i] | (group.q[16 + i] << 4));
+}
+
+void pack_groups(const Matrix::Packed& packed, const Place& place, const PanelRows& rows, std::vector<float>& scratch) {
+  StoredGroup none;  // rows that are missing: zeros
+  if (packed.type == WeightType::q8) std::fill(none.q, none.q + kGroup, std::uint8_t{128});
+  std::vector<StoredGroup> groups(static_cast<std::size_t>(packed.steps));
+  for (int lane = 0; lane < kPanelRows; ++lane) {
+    const WeightView* view = rows.view[lane];
+    if (view == nullptr) {
+      std::fill(groups.begin(), groups.end(), none);
+    } else {
+      (packed.type == WeightType::q8 ? quantize_row_q8 : quantize_row_q4)(*view, rows.row[lane], scratch, groups.data());
+    }
+    for (std::int64_t step = 0; step < packed.steps; ++step) {
+      pack_group(packed.type, lane, groups[static_cast<std::size_t>(step)], place.first + step * place.stride);
+    }
+  }
+}
+
+void pack_bytes(const Matrix::Packed& packed, const Place& place, const float* rows, std::int64_t stride) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(packed.steps * 4), 128);
+  for (int lane = 0; lane < kPanelRows; ++lane) {
+    place.scales[lane] = quantize_bytes(rows + lane * stride, packed.cols, bytes.data());
+    for (std::int64_t step = 0; step < packed.steps; ++step) {
+      std::memcpy(place.first + step * place.stride + 4 * lane, bytes.data() + 4 * step, 4);
+    }
+  }
+}
+
 }  // namespace
 
 void pack_panel(const Matrix::Packed& packed, std::int64_t p, const PanelRows& rows, std::vector<float>& scratch) {
+  const Place place = place_of(packed, p);
+  if (packed.type == WeightType::q8 || packed.type == WeightType::q4) return pack_groups(packed, place, rows, scratch);
   const std::int64_t stride = round_up(packed.cols, kGroup);
   scratch.assign(static_cast<std::size_t>(kPanelRows * stride), 0.0F);
   for (int lane = 0; lane < kPanelRows; ++lane) {
     if (rows.view[lane] != nullptr) expand_row(*rows.view[lane], rows.row[lane], scratch.data() + lane * stride);
   }
-  pack_floats(packed, place_of(packed, p), scratch.data(), stride);
+  (packed.type == WeightType::w8a8 ? pack_bytes : pack_floats)(packed, place, scratch.data(), stride);
 }
 
 void unpack_row(const Matrix::Packed& packed, std::int64_t p, int lane, float* out) {
   const Place place = place_of(packed, p);
+  const auto step_of = [&](std::int64_t k, std::int64_t values) { return place.first + k / values * place.stride; };
   for (std::int64_t k = 0; k < packed.cols; ++k) {
-    const auto step_of = [&](std::int64_t values) { return place.first + k / values * place.stride; };
-    if (packed.type == WeightType::f32) out[k] = get<float>(step_of(1) + 4 * lane);
-    if (packed.type == WeightType::f16) out[k] = float_of_f16(get<std::uint16_t>(step_of(1) + 2 * lane));
-    if (packed.type == WeightType::bf16) out[k] = float_of_bf16(get<std::uint16_t>(step_of(2) + 4 * lane + 2 * (k % 2)));
+    const std::int64_t in_group = k % kGroup;
+    switch (packed.type) {
+      case WeightType::f32:
+        out[k] = get<float>(step_of(k, 1) + 4 * lane);
+        break;
+      case WeightType::f16:
+        out[k] = float_of_f16(get<std::uint16_t>(step_of(k, 1) + 2 * lane));
+        break;
+      case WeightType::bf16:
+        out[k] = float_of_bf16(get<std::uint16_t>(step_of(k, 2) + 4 * lane + 2 * (k % 2)));
+        break;
+      case WeightType::w8a8:
+        out[k] = place.scales[lane] * static_cast<float>(step_of(k, 4)[4 * lane + k % 4] - 128);
+        break;
+      case WeightType::q8: {
+        const std::uint8_t* group = step_of(k, kGroup);
+        const int q = group[32 + 64 * (in_group / 4) + 4 * lane + in_group % 4];
+        out[k] = float_of_f16(get<std::uint16_t>(group + 2 * lane)) * static_cast<float>(q - 128);
+        break;
+      }
+      case WeightType::q4: {
+        const std::uint8_t* group = step_of(k, kGroup);
+        const int both = group[64 + 64 * (in_group % 16 / 4) + 4 * lane + in_group % 4], q = in_group < 16 ? both & 15 : both >> 4;
+        out[k] = float_of_f16(get<std::uint16_t>(group + 2 * lane)) * static_cast<float>(q) +
+                 float_of_f16(get<std::uint16_t>(group + 32 + 2 * lane));
+        break;
+      }
+    }
   }
 }
 
