@@ -21,9 +21,11 @@ _NAMES = {
     ],
     "config": ["load_config"],
     "data": ["RepeatingLoader"],
+    "inference.llm": ["LLM"],
+    "inference.sampling": ["SamplingParams"],
     "_core": ["ConfigError", "CommError", "CheckpointError", "Communicator", "Config"],
 }
-_MODULES = ("access", "cli", "config", "data", "distributed", "engine", "launcher", "optim", "schedules", "start", "zero")
+_MODULES = ("access", "cli", "config", "data", "distributed", "engine", "inference", "launcher", "optim", "schedules", "start", "zero")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__", *_HOME]

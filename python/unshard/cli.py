@@ -1,5 +1,6 @@
 """The command `unshard`: `run` starts ranks, `timeline` shows what they did when, `bench comm` measures between them, `report` describes
-this machine, `config show` prints a resolved configuration, `checkpoint` looks at checkpoints and converts them."""
+this machine, `config show` prints a resolved configuration, `checkpoint` looks at checkpoints and converts them, `serve` and `generate`
+run a trained model."""
 import argparse
 import sys
 
@@ -27,8 +28,11 @@ def main(argv=None):
     if argv[:1] == ["checkpoint"]:
         from unshard.checkpoint.cli import main as checkpoint
         return checkpoint(argv[1:])
+    if argv[:1] in (["serve"], ["generate"]):
+        from unshard.inference import commands
+        return getattr(commands, argv[0])(argv[1:])
     from unshard import __version__
-    parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device.")
+    parser = argparse.ArgumentParser(prog="unshard", description="Train models that don't fit one device, and serve them.")
     parser.add_argument("--version", action="version", version=f"unshard {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("run", help="start the ranks of a training script", add_help=False)
@@ -38,6 +42,8 @@ def main(argv=None):
     commands.add_parser("report", help="versions, processor, links, and what is wrong with them", add_help=False)
     commands.add_parser("timeline", help="merge what the ranks of a run recorded into one trace and one page", add_help=False)
     commands.add_parser("checkpoint", help="inspect, verify, consolidate or convert a checkpoint, unshard's or DeepSpeed's", add_help=False)
+    commands.add_parser("serve", help="a trained model over HTTP, as OpenAI's API, with a page to try it", add_help=False)
+    commands.add_parser("generate", help="what a trained model makes of a prompt", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")
     show.add_argument("file", help="a DeepSpeed JSON")

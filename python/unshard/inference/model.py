@@ -1,0 +1,45 @@
+"""A model that is open: the engine, its tokenizer, and what is known of them."""
+import concurrent.futures
+
+from unshard.inference.constraints import Constraints
+from unshard.inference.tokenizer_files import load_tokenizer, model_path
+
+ENGINE_OPTIONS = ("dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences", "max_waiting",
+                  "max_context", "share_prefixes")
+
+
+class Model:
+    def __init__(self, engine, tokenizer, name, max_context=0):
+        self.engine, self.tokenizer, self.name = engine, tokenizer, name
+        self.info = engine.model()
+        self.context = min(self.info["context"], max_context or self.info["context"])     # tokens of prompt and output together
+        self.constraints = Constraints(tokenizer, self.info["vocab"], self.info["end_tokens"])
+
+    def grammar(self, sampling):
+        """What the output must match, or None. Raises ValueError; up to a second of work."""
+        if sampling.regex is None and sampling.json_schema is None:
+            return None
+        return self.constraints.compile(json_schema=sampling.json_schema, regex=sampling.regex)
+
+    def request_options(self, sampling, grammar):
+        """What InferenceEngine.submit takes; anew for each prompt, since filters remember what they saw."""
+        return {**sampling.engine_options(), "filters": [] if grammar is None else [grammar.filter() for _ in range(sampling.n)]}
+
+
+def open_model(path, **options):
+    """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name.
+
+    Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
+    unknown = sorted(set(options) - set(ENGINE_OPTIONS))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: no such option of the engine; there are {', '.join(ENGINE_OPTIONS)}")
+    path = model_path(path)
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
+        from unshard.core import _core
+        engine = _core.InferenceEngine(str(path), options)
+        try:
+            return Model(engine, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
+        except BaseException:
+            engine.close()
+            raise

@@ -1,0 +1,67 @@
+"""/metrics for Prometheus, and the same figures as JSON for the page."""
+import collections
+import time
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_GAUGES = {"waiting": ("requests_waiting", "Requests in the queue"), "running": ("requests_running", "Sequences being computed"),
+           "blocks": ("kv_blocks", "Blocks of the KV cache"), "blocks_used": ("kv_blocks_used", "Blocks of the KV cache in use"),
+           "block_tokens": ("kv_block_tokens", "Tokens that a block holds")}
+_COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("prompt_tokens", "Prompt tokens computed"),
+             "generated_tokens": ("generated_tokens", "Tokens generated"),
+             "shared_tokens": ("shared_tokens", "Prompt tokens found in the KV cache"),
+             "preemptions": ("preemptions", "Sequences that gave their blocks up for others, to be computed again"),
+             "finished": ("requests_finished", "Requests that ended by themselves"),
+             "cancelled": ("requests_cancelled", "Requests that were cancelled"),
+             "refused": ("requests_refused", "Requests refused because the queue was full"),
+             "busy_s": ("busy_seconds", "Time in steps")}
+
+
+class Metrics:
+    """Of one server; nothing is registered globally."""
+
+    def __init__(self, engine):
+        self._engine, self._started = engine, time.monotonic()
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(self)
+        self.requests = prometheus_client.Counter("unshard_http_requests", "Answers by path and status", ("path", "status"),
+                                                  registry=self.registry)
+        self.first_token = self._histogram("first_token_seconds", "From a request's arrival to its first token")
+        self.between_tokens = self._histogram("between_tokens_seconds", "Between tokens of one sequence")
+        self.request_time = self._histogram("request_seconds", "From a request's arrival to its end")
+        self._recent = {"first_token": collections.deque(maxlen=200), "between_tokens": collections.deque(maxlen=1000)}
+
+    def _histogram(self, name, help):
+        return prometheus_client.Histogram(f"unshard_{name}", help, buckets=_SECONDS, registry=self.registry)
+
+    def saw_first_token(self, seconds):
+        self.first_token.observe(seconds)
+        self._recent["first_token"].append(seconds)
+
+    def saw_token(self, seconds):
+        self.between_tokens.observe(seconds)
+        self._recent["between_tokens"].append(seconds)
+
+    def collect(self):
+        """prometheus_client asks for the engine's own figures."""
+        stats = self._engine.stats()
+        for key, (name, help) in _GAUGES.items():
+            yield GaugeMetricFamily(f"unshard_{name}", help, stats[key])
+        for key, (name, help) in _COUNTERS.items():
+            yield CounterMetricFamily(f"unshard_{name}", help, stats[key])
+
+    def text(self):
+        return prometheus_client.generate_latest(self.registry)
+
+    def live(self):
+        """What the page draws: the engine's figures, and the median and P95 of recent latencies in seconds (None: none yet)."""
+        latencies = {f"{name}_{label}": _quantile(values, share) for name, values in self._recent.items()
+                     for label, share in (("median", 0.5), ("p95", 0.95))}
+        return {**self._engine.stats(), **latencies, "uptime_s": round(time.monotonic() - self._started, 3)}
+
+
+def _quantile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

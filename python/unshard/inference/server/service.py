@@ -1,0 +1,188 @@
+"""What the endpoints share: the model, its outputs on the event loop, and whether requests are still taken."""
+import asyncio
+import time
+
+from unshard.inference.dispatcher import Dispatcher, EngineStopped
+from unshard.inference.sampling import SamplingParams
+from unshard.inference.server.errors import ApiError, bad_request, draining, overloaded
+from unshard.inference.server.metrics import Metrics
+from unshard.inference.text_output import Sequence
+
+_LONG_TEXT = 20_000             # characters; longer ones are tokenised beside the event loop
+
+
+class Service:
+    """Lives on one event loop; `start` and `close` are called there."""
+
+    def __init__(self, model, name=None):
+        self.model, self.name = model, name or model.name
+        self.created = int(time.time())
+        self.metrics = Metrics(model.engine)
+        self.draining = False
+        self._dispatcher, self._loop = None, None
+        self._jobs, self._idle = set(), asyncio.Event()
+        self._idle.set()
+
+    def start(self):
+        self._loop = asyncio.get_running_loop()
+        self._dispatcher = Dispatcher(self.model.engine, self._deliver)
+
+    async def close(self):
+        await asyncio.to_thread(self._dispatcher.close)
+
+    @property
+    def failure(self):
+        return self._dispatcher.failure if self._dispatcher else None
+
+    def _deliver(self, batch):
+        try:
+            self._loop.call_soon_threadsafe(_give, batch)
+        except RuntimeError:            # the loop has ended: so have the requests
+            pass
+
+    async def encode(self, text, param, **options):
+        encode = self.model.tokenizer.encode
+        try:
+            return await asyncio.to_thread(encode, text, **options) if len(text) > _LONG_TEXT else encode(text, **options)
+        except ValueError as error:
+            raise bad_request(f"{param}: {error}", param, "invalid_value") from error
+
+    async def submit(self, request, prompts, param):
+        """A Job for these prompts (lists of tokens), of a request of schema.py. Raises ApiError that names `param` for the prompts."""
+        sampling = self._sampling(request)
+        for prompt in prompts:
+            self._check_length(len(prompt), sampling.max_tokens, param)
+        try:
+            grammar = await asyncio.to_thread(self.model.grammar, sampling) if request.response_format else None
+        except ValueError as error:
+            raise bad_request(f"response_format: {error}", "response_format", "invalid_value") from error
+        if self.draining:
+            raise draining()
+        job = Job(self, sampling, prompts)
+        try:
+            job.submit(grammar)
+        except EngineStopped as error:
+            raise ApiError(503, str(error), type="unavailable", code="engine_failed") from error
+        except ValueError as error:
+            raise bad_request(str(error), _named_in(str(error), request, param), "invalid_value") from error
+        except RuntimeError as error:
+            if not hasattr(error, "retry_after_s"):
+                raise
+            raise overloaded(error) from error
+        return job
+
+    def _sampling(self, request):
+        try:
+            return SamplingParams(**request.sampling_options(), max_tokens=request.most_tokens(), logprobs=request.logprobs_wanted())
+        except ValueError as error:
+            raise bad_request(str(error), code="invalid_value") from error
+
+    def _check_length(self, prompt, most, param):
+        context = self.model.context
+        if prompt == 0:
+            raise bad_request(f"{param}: it has no tokens", param, "invalid_value")
+        if prompt >= context or prompt + (most or 1) > context:
+            wanted = f"; with {most} more, as max_tokens says, it doesn't fit" if most and prompt < context else ""
+            raise bad_request(f"{param}: {prompt} tokens{wanted}; this model's context is {context} tokens, prompt and output together",
+                              param, "context_length_exceeded")
+
+    async def drain(self, timeout_s):
+        """No new requests; returns when those that run have ended, at the latest after that time, when they are cut short."""
+        self.draining = True
+        waiting = asyncio.ensure_future(self._idle.wait())
+        await asyncio.wait({waiting}, timeout=timeout_s)
+        waiting.cancel()
+        for job in list(self._jobs):
+            job.cut("the server is shutting down")
+
+
+def _give(batch):
+    for sink, output in batch:
+        sink(output)
+
+
+def _named_in(message, request, param):
+    """The parameter that the engine's message is about: it begins with the option's name; else the prompt."""
+    words = message.replace("[", " ").replace("]", " ").replace(":", " ").split()[:4]
+    return next((word for word in words if word in type(request).model_fields), param)
+
+
+class Job:
+    """The generations of one HTTP request, as an asynchronous iterator of (choice, Piece, Sequence). `close` it, whatever happens."""
+
+    def __init__(self, service, sampling, prompts):
+        self._service, self._sampling, self._prompts = service, sampling, prompts
+        self._began, self._last = time.monotonic(), {}
+        self._outputs = asyncio.Queue()
+        self._numbers = {}                   # the engine's number -> (the first of its choices)
+        self.sequences = []
+        self.prompt_tokens = sum(map(len, prompts))
+
+    @property
+    def completion_tokens(self):
+        return sum(len(sequence.tokens) for sequence in self.sequences)
+
+    def usage(self):
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens,
+                "total_tokens": self.prompt_tokens + self.completion_tokens}
+
+    def submit(self, grammar):
+        """All prompts, or none."""
+        service, sampling = self._service, self._sampling
+        service._jobs.add(self)
+        service._idle.clear()
+        try:
+            for prompt in self._prompts:
+                options = service.model.request_options(sampling, grammar)
+                number = service._dispatcher.submit(prompt, options, self._outputs.put_nowait)
+                self._numbers[number] = len(self.sequences)
+                self.sequences += [Sequence(service.model.tokenizer, sampling.stop, sampling.skip_special_tokens,
+                                            sampling.logprobs is not None) for _ in range(sampling.n)]
+        except BaseException:
+            self.close()
+            raise
+
+    async def pieces(self):
+        """Raises ApiError when the engine fails, or the server stops."""
+        while self._numbers:
+            output = await self._outputs.get()
+            if isinstance(output, ApiError):
+                raise output
+            number, index, *rest = output
+            if number not in self._numbers:
+                continue
+            first = self._numbers[number]
+            choice = first + index
+            sequence = self.sequences[choice]
+            self._time(choice, rest[0])
+            piece = sequence.take(*rest)
+            if sequence.finish_reason in ("error", "cancelled"):
+                raise ApiError(500, sequence.error or "the request was cancelled by the engine", code=sequence.finish_reason)
+            if all(s.finish_reason for s in self.sequences[first:first + self._sampling.n]):
+                del self._numbers[number]
+                self._service._dispatcher.cancel(number)         # a stop string was found: the engine doesn't know
+            if piece:
+                yield choice, piece, sequence
+        self._service.metrics.request_time.observe(time.monotonic() - self._began)
+
+    def _time(self, choice, token):
+        if token < 0:
+            return
+        now, metrics = time.monotonic(), self._service.metrics
+        if choice in self._last:
+            metrics.saw_token(now - self._last[choice])
+        elif choice == 0:
+            metrics.saw_first_token(now - self._began)
+        self._last[choice] = now
+
+    def cut(self, why):
+        self._outputs.put_nowait(ApiError(503, why, type="unavailable", code="draining"))
+
+    def close(self):
+        """Cancels what still runs. May be called twice."""
+        for number in self._numbers:
+            self._service._dispatcher.cancel(number)
+        self._numbers = {}
+        self._service._jobs.discard(self)
+        if not self._service._jobs:
+            self._service._idle.set()
