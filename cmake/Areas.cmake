@@ -21,7 +21,7 @@ foreach(area IN LISTS UNSHARD_AREAS)
                          PROPERTIES TIMEOUT 120 LABELS ${area} ENVIRONMENT OMP_NUM_THREADS=1)
   endif()
 endforeach()
-include(${CMAKE_SOURCE_DIR}/src/optim/isa.cmake)
+include(${CMAKE_SOURCE_DIR}/cmake/Isa.cmake)
 set_source_files_properties(src/engine/save.cc PROPERTIES COMPILE_DEFINITIONS UNSHARD_VERSION="${PROJECT_VERSION}")
 
 add_library(unshard SHARED)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "inference/comm_peers.h"
 #include "inference/kernels/workers.h"
 #include "inference/open_model.h"
 #include "inference/runner.h"
@@ -38,6 +39,14 @@ struct Engine::Impl {
 
 Engine::Engine(const std::string& path, const EngineOptions& options) : impl_(std::make_unique<Impl>(path, options, nullptr)) {}
 Engine::~Engine() = default;
+
+Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
+    : impl_(std::make_unique<Impl>(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : nullptr)) {}
+
+void Engine::follow() {
+  require(impl_->peers && impl_->peers->rank() > 0, "[inference.follow] only ranks above 0 follow, and this is rank 0");
+  impl_->runner->follow();
+}
 
 const ModelInfo& Engine::model() const { return impl_->runner->info(); }
 

@@ -26,9 +26,11 @@ class Runner {
   /// Of ranks above 0: compute what rank 0 computes, until it calls end().
   void follow();
   void end();
+  /// Nothing to compute for a while: the others go on waiting.
+  void rest() { tell(Order::rest, {}, {}); }
 
  private:
-  enum class Order : std::int32_t { end, step, open, alone, close };
+  enum class Order : std::int32_t { end, rest, step, open, alone, close };
   void tell(Order order, const Copies& copies, const Batch& batch);
   void make_cache();
   void describe();

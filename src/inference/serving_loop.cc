@@ -11,6 +11,8 @@
 namespace unshard::inference {
 namespace {
 
+constexpr auto kRest = std::chrono::seconds(20);  // between signs of life to other ranks while nothing is asked
+
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 SchedulerOptions scheduler_options(const Runner& runner, const EngineOptions& options) {
@@ -107,7 +109,12 @@ bool ServingLoop::take_news() {
   std::vector<Job*> jobs;
   {
     std::unique_lock lock(mutex_);
-    news_.wait(lock, [&] { return ending_ || !sequences_.empty() || !arrivals_.empty() || !cancels_.empty() || !jobs_.empty(); });
+    const auto news = [&] { return ending_ || !sequences_.empty() || !arrivals_.empty() || !cancels_.empty() || !jobs_.empty(); };
+    while (!news_.wait_for(lock, kRest, news)) {
+      lock.unlock();
+      runner_.rest();
+      lock.lock();
+    }
     if (ending_) {
       for (auto* job : std::exchange(jobs_, {})) {
         job->cause = std::make_exception_ptr(std::runtime_error("[inference] the engine is being closed"));

@@ -133,7 +133,8 @@ py::dict stats_dict(const inference::EngineStats& stats) {
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.
 class PythonEngine {
  public:
-  PythonEngine(const std::string& path, const EngineOptions& options) : engine_(std::make_shared<Inference>(path, options)) {}
+  PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
+      : engine_(std::make_shared<Inference>(path, options, std::move(comm))) {}
   std::shared_ptr<Inference> get() const {
     if (auto held = std::atomic_load(&engine_)) return held;
     throw std::runtime_error("[inference] the engine is closed");
@@ -180,12 +181,13 @@ void bind_inference(py::module_& module) {
   py::register_local_exception_translator(&translate);
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "InferenceEngine",
       "Serves one model: continuous batching over a paged KV cache, on a thread of its own. `unshard.LLM` is its Python form.")
-      .def(py::init([](const std::string& path, const py::dict& options) {
+      .def(py::init([](const std::string& path, const py::dict& options, const std::optional<CommHandle>& comm) {
              const auto asked = engine_options(options);
              py::gil_scoped_release nogil;
-             return std::make_shared<PythonEngine>(path, asked);
+             return std::make_shared<PythonEngine>(path, asked, comm ? comm->pointer : nullptr);
            }),
-           py::arg("path"), py::arg("options") = py::dict())
+           py::arg("path"), py::arg("options") = py::dict(), py::arg("communicator") = py::none())
+      .def("follow", [](const PythonEngine& self) { self.get()->follow(); }, NoGil(), "On ranks above 0: compute with rank 0 until it closes.")
       .def("model", [](const PythonEngine& self) { return model_dict(self.get()->model()); })
       .def("stats", [](const PythonEngine& self) { return stats_dict(self.get()->stats()); })
       .def("submit",

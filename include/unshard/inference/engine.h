@@ -10,6 +10,10 @@
 
 #include "unshard/inference/sampling.h"
 
+namespace unshard {
+class Communicator;
+}
+
 namespace unshard::inference {
 
 /// A model can't be used: a damaged, foreign or unsupported file, a missing tensor, too little memory. Names file, tensor and reason.
@@ -75,6 +79,9 @@ class Engine {
   /// \param path  a Hugging Face folder (config.json, *.safetensors) or a GGUF file
   /// \throws ModelError, std::invalid_argument
   Engine(const std::string& path, const EngineOptions& options = {});
+  /// Tensor parallelism: every rank of `comm` makes an engine of the same model and options and holds a part of each matrix and of the KV
+  /// cache. Requests go to rank 0; the others call follow(). At most as many ranks as the model has key-value heads.
+  Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm);
   ~Engine();                           ///< what still runs is cancelled
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -89,6 +96,8 @@ class Engine {
   /// Outputs since the last call, in order; waits up to `timeout_s` for the first. Any thread. \throws what ended the engine's thread.
   std::vector<Output> poll(double timeout_s);
   EngineStats stats() const;
+  /// On ranks above 0: compute with rank 0 until its engine ends. \throws CommError rank 0 is gone
+  void follow();
   /// Logits of every position of one prompt, computed alone and at once, without the cache: [tokens, vocab]. For tests and perplexity.
   std::vector<float> logits(std::span<const Token> tokens);
 
