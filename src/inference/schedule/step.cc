@@ -21,9 +21,9 @@ Step ScheduleState::next() {
 }
 
 void ScheduleState::schedule(Sequence& sequence, std::int64_t tokens) {
-  sequence.scheduled = tokens;
+  if (sequence.scheduled == 0) scheduled_.push_back(&sequence);
+  sequence.scheduled += tokens;
   budget_ -= tokens;
-  scheduled_.push_back(&sequence);
 }
 
 /// Sequences that lack one token, best first. At most max_running_ <= step_tokens of them: the budget is enough.
@@ -56,12 +56,12 @@ bool ScheduleState::displaces(const Sequence& sequence) const {
   return running == options_.step_tokens && running_.back()->scheduled > 0 && running_.back()->priority > sequence.priority;
 }
 
-/// Prompts that run already and waiting ones, merged in order.
+/// Prompts that run already and waiting ones, merged in order. A chunk cut for want of budget grows if a preemption gives some back.
 void ScheduleState::schedule_prompts() {
   std::size_t at = 0;
   bool admitting = true;
   for (;;) {
-    while (at < running_.size() && running_[at]->scheduled > 0) ++at;
+    while (at < running_.size() && running_[at]->remaining() == 0) ++at;
     Sequence* ready = at < running_.size() ? running_[at] : nullptr;
     Sequence* first = admitting && !waiting_.empty() ? *waiting_.begin() : nullptr;
     if (first != nullptr && ready != nullptr && Before{}(ready, first)) first = nullptr;
