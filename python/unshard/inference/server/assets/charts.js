@@ -13,21 +13,22 @@ function drawChart(canvas, points, now, colors, top, label) {
   canvas.height = Math.round(box.height * scale);
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
-  const height = box.height - 14, most = Math.max(top, ...points.flatMap(point => point.values));
-  const x = at => box.width * (1 - (now - at) / SECONDS), y = value => 3 + (height - 3) * (1 - value / most);
+  const height = box.height - 14, ceiling = 13, most = Math.max(top, ...points.flatMap(point => point.values));
+  const x = at => box.width * (1 - (now - at) / SECONDS), y = value => ceiling + (height - ceiling) * (1 - value / most);
   pen.strokeStyle = color("--line");
   pen.fillStyle = color("--faint");
   pen.font = "10.5px system-ui, sans-serif";
   pen.beginPath();
-  pen.moveTo(0, height + 0.5);
-  pen.lineTo(box.width, height + 0.5);
+  for (const line of [ceiling - 0.5, height + 0.5]) {
+    pen.moveTo(0, line);
+    pen.lineTo(box.width, line);
+  }
   pen.stroke();
+  pen.fillText(label(most), 0, ceiling - 3);
   pen.fillText("2 min ago", 0, box.height - 2);
   pen.textAlign = "right";
   pen.fillText("now", box.width, box.height - 2);
   colors.forEach((name, i) => drawCurve(pen, points, x, y, i, color(name), height));
-  pen.fillStyle = color("--faint");
-  pen.fillText(label(most), box.width, 11);
 }
 
 function drawCurve(pen, points, x, y, i, stroke, bottom) {

@@ -37,13 +37,14 @@ function showFigures(live) {
   part("blocks").textContent = `${live.blocks_used.toLocaleString("en")} of ${live.blocks.toLocaleString("en")} blocks of ${live.block_tokens}`;
   part("facts").textContent = `${live.dtype}, KV cache ${live.kv_dtype}, context ${live.context.toLocaleString("en")} tokens`;
   const rows = [["First token", live.first_token_median, live.first_token_p95], ["Between tokens", live.between_tokens_median, live.between_tokens_p95]];
-  part("latency").tBodies[0].replaceChildren(...rows.flatMap(([name, median, p95]) => [row(name, seconds(median)), row("P95", seconds(p95))]),
-    row("Finished", live.finished.toLocaleString("en")), row("Cancelled, refused", `${live.cancelled}, ${live.refused}`));
+  part("latency").tBodies[0].replaceChildren(...rows.map(([name, ...values]) => row(name, ...values.map(seconds))),
+    row("Finished", "", live.finished.toLocaleString("en")), row("Cancelled", "", live.cancelled.toLocaleString("en")),
+    row("Refused", "", live.refused.toLocaleString("en")));
 }
 
-function row(name, value) {
+function row(...texts) {
   const line = document.createElement("tr");
-  for (const text of [name, value]) line.insertCell().textContent = text;
+  for (const text of texts) line.insertCell().textContent = text;
   return line;
 }
 
