@@ -10,10 +10,11 @@ ARGS   ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test conformance demo bench soak lint format clean
+.PHONY: help setup build test conformance demo demo-serve bench soak lint format clean
 
 help:
 	@echo "make demo         train a small GPT on two ranks with ZeRO-3, on real text; a plot and a table of memory at ZeRO 0-3"
+	@echo "make demo-serve   serve a small chat model over HTTP, ask it a question, stream the answer"
 	@echo "make test         every test: C++, Python, several processes, conformance with DeepSpeed where that suite is there"
 	@echo "make conformance  scripts with values recorded from DeepSpeed, where that suite is there; ARGS=\"--only 'zero_*'\" for some"
 	@echo "make build        .venv in which 'import unshard' and 'import deepspeed' work, and the programs in $(BUILD)/bin"
@@ -41,6 +42,9 @@ conformance: build
 
 demo: build
 	@$(PY) examples/demo.py $(ARGS)
+
+demo-serve: build
+	@$(PY) examples/demo_serve.py $(ARGS)
 
 bench: build
 	@$(PY) bench/run.py $(ARGS)

@@ -6,6 +6,7 @@ import pathlib
 import struct
 
 import pytest
+import ranks
 import torch
 
 transformers = pytest.importorskip("transformers")
@@ -269,3 +270,49 @@ def test_quantised_weights_keep_the_perplexity(smollm2):
 
 
 assert SMOLLM2
+
+
+# ---- tensor parallelism ----------------------------------------------------------------------------------------------------------------
+def parallel_logits(rank, world, path, tokens, prompts, options):
+    """Rank 0: logits of `tokens`, and the greedy continuation of each prompt."""
+    from unshard.inference import parallel
+    comm = parallel.join()
+    engine = _core.InferenceEngine(path, {"threads": 1, "kv_cache_tokens": 4096, **options}, comm)
+    if rank > 0:
+        engine.follow()
+        engine.close()
+        return None
+    logits = logits_of(engine, tokens).tolist()
+    asked = [engine.submit(prompt, {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}) for prompt in prompts]
+    done = drain(engine, [(request, 0) for request in asked])
+    engine.close()
+    return logits, [done[(request, 0)][0] for request in asked]
+
+
+@pytest.mark.parametrize("family, world", [("llama", 2), ("qwen3_moe", 2), ("gpt2", 3), ("gemma2", 2), ("qwen2_moe", 2), ("phi", 2)])
+def test_ranks_that_share_a_model_compute_what_one_computes(family, world, folder):
+    path = folder / f"{family}-ranks"
+    model = save_tiny(family, path)
+    tokens = torch.randint(3, 250, (60,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens])).logits[0]
+    values = ranks.run_ranks(world, parallel_logits, str(path), tokens, [tokens[:9], tokens[20:50]], {"dtype": "fp32"}, limit=90)
+    logits, continued = values[0]
+    assert (torch.tensor(logits) - wanted).abs().max() < 1e-4
+    for prompt, got in zip([tokens[:9], tokens[20:50]], continued):
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert same_or_tied(model, prompt, got, out[0, len(prompt):].tolist())
+
+
+def test_smollm2_on_two_ranks_with_uneven_heads(smollm2):
+    path, prompts, wanted, model = smollm2
+    values = ranks.run_ranks(2, parallel_logits, str(path), prompts[0], prompts[:16], {"dtype": "fp32"}, limit=120)
+    for prompt, want, got in zip(prompts, wanted, values[0][1]):
+        assert same_or_tied(model, prompt, got, want)
+
+
+def test_more_ranks_than_key_value_heads_is_an_error(folder):
+    path = folder / "llama-many"
+    save_tiny("llama", path)
+    outcomes = ranks.run_ranks(3, parallel_logits, str(path), [3, 4], [], {}, limit=60, expect_failure=True)
+    assert all("3 ranks can't share 2 key-value heads" in outcome.output for outcome in outcomes)

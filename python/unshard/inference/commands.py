@@ -21,11 +21,13 @@ def _engine_options(parser):
     group.add_argument("--max-sequences", type=_positive, metavar="N", help="that are computed at once (default 256)")
     group.add_argument("--max-waiting", type=_positive, metavar="N", help="requests that may wait; more get a 429 (default 1024)")
     group.add_argument("--max-context", type=_positive, metavar="N", help="tokens of prompt and output together (default: the model's own)")
+    group.add_argument("--tp", dest="tensor_parallel", type=_positive, metavar="N",
+                       help="ranks that compute the model together, each with a part of every matrix (default 1)")
     group.add_argument("--no-share-prefixes", dest="share_prefixes", action="store_false", default=None,
                        help="compute equal beginnings of prompts each time")
 
 
-_ENGINE = ("dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting", "max_context",
+_ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting", "max_context",
            "share_prefixes")
 
 

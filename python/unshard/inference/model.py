@@ -1,6 +1,7 @@
 """A model that is open: the engine, its tokenizer, and what is known of them."""
 import concurrent.futures
 
+from unshard.inference import parallel
 from unshard.inference.constraints import Constraints
 from unshard.inference.tokenizer_files import load_tokenizer, model_path
 
@@ -26,8 +27,9 @@ class Model:
         return {**sampling.engine_options(), "filters": [] if grammar is None else [grammar.filter() for _ in range(sampling.n)]}
 
 
-def open_model(path, **options):
-    """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name.
+def open_model(path, tensor_parallel=1, **options):
+    """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model together;
+    this process is one of them and starts the others.
 
     Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
     unknown = sorted(set(options) - set(ENGINE_OPTIONS))
@@ -37,7 +39,8 @@ def open_model(path, **options):
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
         from unshard.core import _core
-        engine = _core.InferenceEngine(str(path), options)
+        comm = parallel.start(path, options, tensor_parallel)[0] if tensor_parallel > 1 else None
+        engine = _core.InferenceEngine(str(path), options, comm)
         try:
             return Model(engine, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
         except BaseException:
