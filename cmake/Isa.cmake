@@ -1,11 +1,11 @@
-# One source, three instruction sets: the flags of each, by file name (src/core, src/optim, src/inference/kernels). Chosen at run time (src/core/cpu_isa.cc).
+# One source, three instruction sets: the flags of each, by file name (src/core, src/optim, src/inference). Chosen at run time (src/core/cpu_isa.cc).
 # Contraction is off everywhere: a multiply-add is fused only where the source says so, which keeps the bits equal between the sets.
 file(GLOB isa_portable ${CMAKE_SOURCE_DIR}/src/core/*_portable.cc ${CMAKE_SOURCE_DIR}/src/optim/*_portable.cc
-     ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_portable.cc)
+     ${CMAKE_SOURCE_DIR}/src/inference/*/*_portable.cc)
 file(GLOB isa_avx2 ${CMAKE_SOURCE_DIR}/src/core/*_avx2.cc ${CMAKE_SOURCE_DIR}/src/optim/*_avx2.cc
-     ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx2.cc)
+     ${CMAKE_SOURCE_DIR}/src/inference/*/*_avx2.cc)
 file(GLOB isa_avx512 ${CMAKE_SOURCE_DIR}/src/core/*_avx512.cc ${CMAKE_SOURCE_DIR}/src/optim/*_avx512.cc
-     ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx512.cc)
+     ${CMAKE_SOURCE_DIR}/src/inference/*/*_avx512.cc)
 file(GLOB isa_avx512_bf16 ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx512_bf16.cc)
 file(GLOB isa_avx512_vnni ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx512_vnni.cc)
 set(isa_flags -ffp-contract=off -fno-math-errno -fno-trapping-math)
