@@ -9,3 +9,15 @@
 #else
 #include "inference/kernels/lanes_portable.h"
 #endif
+
+namespace unshard::UNSHARD_VEC_NS {
+
+/// f(position, 16 values) over a row; the last values are filled up with zeros.
+template <class F>
+UNSHARD_INLINE void each_16(const float* x, std::int64_t cols, F f) {
+  std::int64_t k = 0;
+  for (; k + 16 <= cols; k += 16) f(k, load_f32(x + k));
+  if (k < cols) f(k, load_part<F32>(x + k, static_cast<int>(cols - k)));
+}
+
+}  // namespace unshard::UNSHARD_VEC_NS

@@ -19,6 +19,13 @@ UNSHARD_INLINE float largest(Vec x) {
   for (int i = 0; i < 8; ++i) result = i == 0 || lanes[i] > result ? lanes[i] : result;
   return result;
 }
+/// Sum of all lanes, in the same order in each set: halves, quarters, pairs.
+UNSHARD_INLINE float total(Vec x) {
+  const __m256 half = _mm256_add_ps(x.lo, x.hi);
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
 UNSHARD_INLINE __m256 power_of_2_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }

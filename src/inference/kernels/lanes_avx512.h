@@ -11,6 +11,13 @@ UNSHARD_INLINE Vec abs(Vec x) { return _mm512_abs_ps(x); }
 UNSHARD_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 UNSHARD_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 UNSHARD_INLINE float largest(Vec x) { return _mm512_reduce_max_ps(x); }
+/// Sum of all lanes, in the same order in each set: halves, quarters, pairs.
+UNSHARD_INLINE float total(Vec x) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
 /// 2^n for whole n in [-126, 127].
 UNSHARD_INLINE Vec power_of_2(Vec n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));

@@ -41,6 +41,13 @@ UNSHARD_INLINE float largest(const Vec& x) {
   for (int i = 1; i < 16; ++i) result = x.lane[i] > result ? x.lane[i] : result;
   return result;
 }
+/// Sum of all lanes, in the same order in each set: halves, quarters, pairs.
+UNSHARD_INLINE float total(Vec x) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x.lane[i] += x.lane[i + width];
+  }
+  return x.lane[0];
+}
 /// 2^n for whole n in [-126, 127].
 UNSHARD_INLINE Vec power_of_2(const Vec& n) {
   return each([&](int i) { return float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(n.lane[i]) + 127) << 23); });

@@ -1,7 +1,7 @@
 #if defined(__x86_64__)
 #define UNSHARD_VEC_AVX512
 #endif
-#include "inference/kernels/matrix_inputs.inc"
+#include "inference/kernels/matrix_kernels.inc"
 
 namespace unshard::inference {
 const MatrixKernels& matrix_kernels_avx512() {

@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 #define UNSHARD_VEC_AVX512
 #endif
-#include "inference/kernels/matrix_inputs.inc"
+#include "inference/kernels/matrix_tiles.inc"
 
 namespace unshard::inference {
 namespace {
@@ -18,6 +18,11 @@ struct Bf16PairStep {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w.w), reinterpret_cast<__m512bh>(_mm512_set1_epi32(read<std::int32_t>(x))));
   }
 };
+
+void input_bf16(const float* x, std::int64_t cols, std::uint8_t* row) {
+  auto* out = reinterpret_cast<std::uint16_t*>(row);
+  isa::each_16(x, cols, [=](std::int64_t k, Vec v) UNSHARD_LAMBDA_INLINE { isa::store_u16(out + k, isa::to_bf16(v)); });
+}
 #endif
 }  // namespace
 

@@ -41,6 +41,12 @@ struct InputTail {
   std::int32_t offset;  ///< -128 * (sum of q)
 };
 
+/// 32 weights as q8 and q4 hold them. q8: scale * (q - 128), shift is 0. q4: scale * q + shift, q below 16. Scale and shift are fp16.
+struct StoredGroup {
+  std::uint16_t scale = 0, shift = 0;
+  std::uint8_t q[kGroup] = {};
+};
+
 struct TileArgs {
   const std::uint8_t* weights;  ///< of the tile
   const std::uint8_t* inputs;   ///< the first token's row
@@ -59,6 +65,11 @@ struct MatrixKernels {
   TileKernel tile[kWeightTypes][kMaxTilePanels][kMaxTileTokens];  ///< [type][panels - 1][tokens - 1]
   /// One row of inputs as kernels of the type want it; `cols` values, `row` has input_row_bytes() (matrix_internal.h).
   void (*input[kWeightTypes])(const float* x, std::int64_t cols, std::uint8_t* row);
+  /// 32 weights into a group: q8 by their largest size, q4 by the best fit of several. Weights that aren't finite make the scale NaN.
+  void (*round_q8)(const float* x, StoredGroup& out);
+  void (*round_q4)(const float* x, StoredGroup& out);
+  /// out[i] = 128 + round(x[i] / scale); returns scale: largest |x| / 127
+  float (*round_bytes)(const float* x, std::int64_t n, std::uint8_t* out);
   /// y[i] = sums[i] + (bias ? bias[i] : 0) + (accumulate ? y[i] : 0)
   void (*finish)(const float* sums, const float* bias, bool accumulate, std::int64_t n, float* y);
   /// gate[i] = gate[i] * sigmoid(gate[i]) * up[i], and with the tanh form of GELU

@@ -1,4 +1,4 @@
-#include "inference/kernels/matrix_inputs.inc"
+#include "inference/kernels/matrix_kernels.inc"
 
 namespace unshard::inference {
 const MatrixKernels& matrix_kernels_portable() {

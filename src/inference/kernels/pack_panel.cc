@@ -37,6 +37,40 @@ T get(const std::uint8_t* p) {
   return value;
 }
 
+/// Rows whose format is the packed one: steps of type U as they are. `odd`: the last step is half there.
+template <class U>
+void copy_steps(const Matrix::Packed& packed, const Place& place, const PanelRows& rows, bool odd) {
+  const std::int64_t whole = packed.steps - (odd ? 1 : 0);
+  for (int lane = 0; lane < kPanelRows; ++lane) {
+    std::uint8_t* out = place.first + lane * static_cast<int>(sizeof(U));
+    const auto* row = rows.view[lane] == nullptr ? nullptr : static_cast<const std::uint8_t*>(rows.view[lane]->row(rows.row[lane]));
+    for (std::int64_t step = 0; step < whole; ++step) {
+      put(out + step * place.stride, row == nullptr ? U{0} : get<U>(row + step * static_cast<std::int64_t>(sizeof(U))));
+    }
+    if (!odd) continue;
+    U last = 0;
+    if (row != nullptr) std::memcpy(&last, row + whole * static_cast<std::int64_t>(sizeof(U)), sizeof(U) / 2);
+    put(out + whole * place.stride, last);
+  }
+}
+
+/// \return whether the panel could be copied
+bool copy_panel(const Matrix::Packed& packed, const Place& place, const PanelRows& rows) {
+  const auto all = [&](FileType type) {
+    return std::all_of(std::begin(rows.view), std::end(rows.view), [type](const WeightView* v) { return v == nullptr || v->type == type; });
+  };
+  if (packed.type == WeightType::f32 && all(FileType::f32)) {
+    copy_steps<std::uint32_t>(packed, place, rows, false);
+  } else if (packed.type == WeightType::f16 && all(FileType::f16)) {
+    copy_steps<std::uint16_t>(packed, place, rows, false);
+  } else if (packed.type == WeightType::bf16 && all(FileType::bf16)) {
+    copy_steps<std::uint32_t>(packed, place, rows, packed.cols % 2 != 0);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 void pack_floats(const Matrix::Packed& packed, const Place& place, const float* rows, std::int64_t stride) {
   for (std::int64_t step = 0; step < packed.steps; ++step) {
     std::uint8_t* out = place.first + step * place.stride;
@@ -71,7 +105,7 @@ void pack_groups(const Matrix::Packed& packed, const Place& place, const PanelRo
     if (view == nullptr) {
       std::fill(groups.begin(), groups.end(), none);
     } else {
-      (packed.type == WeightType::q8 ? quantize_row_q8 : quantize_row_q4)(*view, rows.row[lane], scratch, groups.data());
+      (packed.type == WeightType::q8 ? quantize_row_q8 : quantize_row_q4)(*packed.kernels, *view, rows.row[lane], scratch, groups.data());
     }
     for (std::int64_t step = 0; step < packed.steps; ++step) {
       pack_group(packed.type, lane, groups[static_cast<std::size_t>(step)], place.first + step * place.stride);
@@ -82,7 +116,7 @@ void pack_groups(const Matrix::Packed& packed, const Place& place, const PanelRo
 void pack_bytes(const Matrix::Packed& packed, const Place& place, const float* rows, std::int64_t stride) {
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(packed.steps * 4), 128);
   for (int lane = 0; lane < kPanelRows; ++lane) {
-    place.scales[lane] = quantize_bytes(rows + lane * stride, packed.cols, bytes.data());
+    place.scales[lane] = packed.kernels->round_bytes(rows + lane * stride, packed.cols, bytes.data());
     for (std::int64_t step = 0; step < packed.steps; ++step) {
       std::memcpy(place.first + step * place.stride + 4 * lane, bytes.data() + 4 * step, 4);
     }
@@ -94,6 +128,7 @@ void pack_bytes(const Matrix::Packed& packed, const Place& place, const float* r
 void pack_panel(const Matrix::Packed& packed, std::int64_t p, const PanelRows& rows, std::vector<float>& scratch) {
   const Place place = place_of(packed, p);
   if (packed.type == WeightType::q8 || packed.type == WeightType::q4) return pack_groups(packed, place, rows, scratch);
+  if (copy_panel(packed, place, rows)) return;
   const std::int64_t stride = round_up(packed.cols, kGroup);
   scratch.assign(static_cast<std::size_t>(kPanelRows * stride), 0.0F);
   for (int lane = 0; lane < kPanelRows; ++lane) {
