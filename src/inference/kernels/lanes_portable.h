@@ -23,9 +23,12 @@ UNSHARD_INLINE Bytes each_byte(F f) {
   return result;
 }
 
+/// The compiler keeps these in vector registers of whatever width there is, which it doesn't manage with arrays.
+using Floats = float __attribute__((vector_size(64)));
+
 /// Rounded twice, unlike fma: processors without it would call a library function for every product.
 UNSHARD_INLINE Vec madd(const Vec& a, const Vec& b, const Vec& c) {
-  return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+  return __builtin_bit_cast(Vec, __builtin_bit_cast(Floats, a) * __builtin_bit_cast(Floats, b) + __builtin_bit_cast(Floats, c));
 }
 UNSHARD_INLINE Vec abs(const Vec& x) {
   return each([&](int i) { return __builtin_fabsf(x.lane[i]); });
