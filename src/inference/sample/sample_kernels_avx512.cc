@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#define UNSHARD_VEC_AVX512
+#endif
+#include "inference/sample/sample_kernels.inc"
+
+namespace unshard::inference {
+const SampleKernels& sample_kernels_avx512() { return UNSHARD_VEC_NS::kTable; }
+}  // namespace unshard::inference
