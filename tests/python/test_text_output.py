@@ -175,8 +175,9 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
             {"role": "user", "content": "Why?"}]
 TEMPLATES = {
     "plain": small_tokenizers.TEMPLATE,
-    "blocks": "{%- for m in messages %}\n  {%- if loop.first %}{{ bos_token }}{% endif %}\n  [{{ m['role'] | upper }}] {{ m.content | trim }}\n"
-              "{%- if loop.index is odd %}{% continue %}{% endif %}!\n{%- endfor %}\n{% generation %}x{% endgeneration %}{{ messages | tojson }}"
+    "blocks": "{%- for m in messages %}\n  {%- if loop.first %}{{ bos_token }}{% endif %}\n  [{{ m['role'] | upper }}] "
+              "{{ m.content | trim }}\n{%- if loop.index is odd %}{% continue %}{% endif %}!\n{%- endfor %}\n"
+              "{% generation %}x{% endgeneration %}{{ messages | tojson }}"
               "{%- if tools %}tools{% endif %}{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
               "{{ ns.n }}{% if thinking is defined and thinking %}<think>{% endif %}",
 }

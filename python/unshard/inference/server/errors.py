@@ -62,6 +62,8 @@ def _of_http(request, error):
         return ApiError(404, f"no such path: {request.method} {request.url.path}", code="unknown_url")
     if error.status_code == 405:
         return ApiError(405, f"{request.url.path} doesn't take {request.method}", code="method_not_allowed", headers=error.headers)
+    if error.status_code == 413:
+        return ApiError(413, error.detail, code="body_too_large", headers={"Connection": "close"})
     if error.status_code == 400:             # FastAPI's, of a body that Python's JSON gives up on
         return bad_request("the body can't be read as JSON: nested too deep, or a number too long")
     return ApiError(error.status_code, str(error.detail), headers=error.headers)
@@ -69,7 +71,7 @@ def _of_http(request, error):
 
 def _of_validation(problems):
     """The first problem, in the words that name the parameter. What the client sent isn't repeated: it may be huge."""
-    first = problems[0]
+    first = max(problems, key=lambda problem: len(problem["loc"]))      # of alternatives, the one that fits best
     where = [part for part in first["loc"] if part != "body"]
     if first["type"] in ("json_invalid", "model_attributes_type", "dict_type") and not [p for p in where if isinstance(p, str)]:
         return bad_request("the body isn't a JSON object; send one, with the header Content-Type: application/json")

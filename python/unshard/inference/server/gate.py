@@ -2,6 +2,8 @@
 import asyncio
 import hmac
 
+from starlette.exceptions import HTTPException
+
 from unshard.inference.server.errors import ApiError, draining
 
 _GUARDED = "/v1"
@@ -11,7 +13,7 @@ _DISCARD_S = 10
 class Gate:
     """ASGI middleware. Only paths below /v1 need the key: health, metrics and the page hold no text of anybody's."""
 
-    def __init__(self, app, service, api_key=None, most_body_bytes=16 << 20):
+    def __init__(self, app, service, api_key=None, most_body_bytes=4 << 20):
         self._app, self._service, self._most = app, service, most_body_bytes
         self._key = api_key.encode() if api_key else None
 
@@ -30,12 +32,11 @@ class Gate:
             await send(message)
         try:
             self._check(scope)
+            await self._check_length(scope, receive)
             await self._app(scope, self._limited(receive), counted)
         except ApiError as error:
             if started:
                 raise
-            if error.status == 413:
-                await self._discard(receive)
             await error.response()(scope, receive, counted)
 
     async def _discard(self, receive):
@@ -60,11 +61,16 @@ class Gate:
                                headers={"WWW-Authenticate": "Bearer"})
         if self._service.draining and scope["method"] == "POST":
             raise draining()
-        if headers.get(b"content-length", b"").isdigit() and int(headers[b"content-length"]) > self._most:
-            raise self._too_large()
 
+    async def _check_length(self, scope, receive):
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._most:
+            await self._discard(receive)
+            raise ApiError(413, self._too_large, code="body_too_large", headers={"Connection": "close"})
+
+    @property
     def _too_large(self):
-        return ApiError(413, f"the body is larger than {self._most} bytes", code="body_too_large", headers={"Connection": "close"})
+        return f"the body is larger than {self._most} bytes"
 
     def _limited(self, receive):
         seen = 0
@@ -74,6 +80,7 @@ class Gate:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._most:
-                raise self._too_large()
+                await self._discard(receive)
+                raise HTTPException(413, self._too_large)        # FastAPI, which is reading, takes any other for broken JSON
             return message
         return limited

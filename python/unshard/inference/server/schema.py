@@ -1,34 +1,49 @@
 """What requests may hold. Values are checked here, so that an error names its parameter; types aren't converted."""
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from unshard.inference.server.errors import bad_request
 
 MOST_CHOICES = 128              # of one request: prompts times n
 _MOST_STOPS = 16
+_MOST_NAMES = 100
 Probability = Annotated[float, Field(ge=0, le=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
-Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+_TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
+_PROMPT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "maxItems": MOST_CHOICES, "items": {"type": "string"}},
+                     _TOKENS, {"type": "array", "minItems": 1, "maxItems": MOST_CHOICES, "items": _TOKENS}]}
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Strict(BaseModel):
+    """No conversions, and no unknown names: a misspelt one would change the output silently."""
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _small(cls, value):
+        """pydantic makes an error for each unknown name: millions fit into a body."""
+        if isinstance(value, dict) and len(value) > _MOST_NAMES:
+            raise ValueError(f"{len(value)} names; there are at most {_MOST_NAMES}")
+        return value
+
+
+class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+class JsonSchema(Strict):
+    model_config = ConfigDict(protected_namespaces=())
     name: str | None = Field(None, max_length=64)
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Strict):
     """`regex` is an extension: {"type": "regex", "regex": "[0-9]+"}."""
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchema | None = None
     regex: str | None = Field(None, max_length=10_000)
@@ -50,10 +65,8 @@ class ResponseFormat(BaseModel):
         return {"regex": self.regex} if self.type == "regex" else {}
 
 
-class SamplingRequest(BaseModel):
-    """What both kinds of requests share. Unknown names are errors: a misspelt one would change the output silently."""
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+class SamplingRequest(Strict):
+    """What both kinds of requests share."""
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -65,7 +78,7 @@ class SamplingRequest(BaseModel):
     seed: int | None = Field(None, ge=-2**63, lt=2**63)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Bias] | None = Field(None, max_length=1024)
     response_format: ResponseFormat | None = None
     # Extensions, with the names that vLLM and others use.
     top_k: int | None = Field(None, ge=-1, lt=2**31)
@@ -101,7 +114,8 @@ class SamplingRequest(BaseModel):
 
 
 class CompletionRequest(SamplingRequest):
-    prompt: str | list[str] | Tokens | list[Tokens]
+    # Checked below: trying each alternative of a union on a long list of tokens takes seconds.
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -110,8 +124,11 @@ class CompletionRequest(SamplingRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _prompt(cls, value):
-        if not isinstance(value, str) and not (isinstance(value, list) and value and (_tokens(value) or all(
-                isinstance(v, str) for v in value) or all(isinstance(v, list) and v and _tokens(v) for v in value))):
+        if isinstance(value, str) or _tokens(value):
+            return value
+        if isinstance(value, list) and len(value) > MOST_CHOICES and not isinstance(value[0], int):
+            raise ValueError(f"{len(value)} prompts; there are at most {MOST_CHOICES}")
+        if not isinstance(value, list) or not value or not (all(isinstance(v, str) for v in value) or all(map(_tokens, value))):
             raise ValueError("a text, a list of texts, a list of tokens, or a list of such lists; none empty")
         return value
 
@@ -138,19 +155,17 @@ class CompletionRequest(SamplingRequest):
 
 
 def _tokens(values):
-    return all(type(v) is int and 0 <= v < 2**31 for v in values)
+    return isinstance(values, list) and bool(values) and all(type(v) is int and 0 <= v < 2**31 for v in values)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
     # What an OpenAI answer's message holds beside the content, for those who send it back.
     refusal: None = None
@@ -190,7 +205,7 @@ _NO_TOOLS = "tools are not supported by this server; leave it out"
 
 
 class ChatRequest(SamplingRequest):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)

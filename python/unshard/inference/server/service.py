@@ -9,6 +9,7 @@ from unshard.inference.server.metrics import Metrics
 from unshard.inference.text_output import Sequence
 
 _LONG_TEXT = 20_000             # characters; longer ones are tokenised beside the event loop
+_CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tokenised to its end
 
 
 class Service:
@@ -41,9 +42,16 @@ class Service:
             pass
 
     async def encode(self, text, param, **options):
-        encode = self.model.tokenizer.encode
+        """Tokens of a prompt. Raises ApiError; a text that is far too long by its beginning alone (tokenising 4 MB takes 20 s)."""
+        encode, beginning = self.model.tokenizer.encode, _CHARACTERS_A_TOKEN * self.model.context
         try:
-            return await asyncio.to_thread(encode, text, **options) if len(text) > _LONG_TEXT else encode(text, **options)
+            if len(text) <= _LONG_TEXT:
+                return encode(text, **options)
+            if len(text) > beginning:
+                least = len(await asyncio.to_thread(encode, text[:beginning], **options)) - 8      # the cut may make some more
+                if least > self.model.context:
+                    raise self._too_long(f"more than {least}", None, param)
+            return await asyncio.to_thread(encode, text, **options)
         except ValueError as error:
             raise bad_request(f"{param}: {error}", param, "invalid_value") from error
 
@@ -82,9 +90,12 @@ class Service:
         if prompt == 0:
             raise bad_request(f"{param}: it has no tokens", param, "invalid_value")
         if prompt >= context or prompt + (most or 1) > context:
-            wanted = f"; with {most} more, as max_tokens says, it doesn't fit" if most and prompt < context else ""
-            raise bad_request(f"{param}: {prompt} tokens{wanted}; this model's context is {context} tokens, prompt and output together",
-                              param, "context_length_exceeded")
+            raise self._too_long(prompt, most if prompt < context else None, param)
+
+    def _too_long(self, tokens, most, param):
+        more = f" and {most} more, as max_tokens says" if most else ""
+        return bad_request(f"{param}: {tokens} tokens{more}; this model's context is {self.model.context} tokens, prompt and output "
+                           "together", param, "context_length_exceeded")
 
     async def drain(self, timeout_s):
         """No new requests; returns when those that run have ended, at the latest after that time, when they are cut short."""
