@@ -31,14 +31,23 @@ UNSHARD_INLINE __m256 power_of_2_half(__m256 n) {
 }
 /// 2^n for whole n in [-126, 127].
 UNSHARD_INLINE Vec power_of_2(Vec n) { return {power_of_2_half(n.lo), power_of_2_half(n.hi)}; }
-/// Nearest even, kept within [-128, 127]; returns their sum.
-UNSHARD_INLINE std::int32_t store_rounded(std::int8_t* p, Vec x) {
-  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));  // packs within 128-bit halves
-  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low_half(ordered), high_half(ordered)));
-  std::int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) sum += p[i];
-  return sum;
+/// Nearest even, kept within [-128, 127]; returns them as they were before that.
+UNSHARD_INLINE Int store_rounded(std::int8_t* p, Vec x) {
+  const Int whole = {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)};
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(whole.lo, whole.hi), 0xd8);  // packs within 128-bit halves
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low_half(words), high_half(words)));
+  return whole;
+}
+UNSHARD_INLINE Int add_int(Int a, Int b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+UNSHARD_INLINE std::int32_t total_int(Int x) {
+  const __m256i half = _mm256_add_epi32(x.lo, x.hi);
+  const __m128i quarter = _mm_add_epi32(low_half(half), high_half(half)), pair = _mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32(pair, 0xb1)));
+}
+/// Whether all lanes are 0 (NaN isn't).
+UNSHARD_INLINE bool all_zero(Vec x) {
+  const __m256 none = _mm256_setzero_ps();
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.lo, none, _CMP_NEQ_UQ), _mm256_cmp_ps(x.hi, none, _CMP_NEQ_UQ))) == 0;
 }
 UNSHARD_INLINE Int load_int(const void* p) {
   const auto* q = static_cast<const __m256i*>(p);

@@ -22,12 +22,16 @@ UNSHARD_INLINE float total(Vec x) {
 UNSHARD_INLINE Vec power_of_2(Vec n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
-/// Nearest even, kept within [-128, 127]; returns their sum.
-UNSHARD_INLINE std::int32_t store_rounded(std::int8_t* p, Vec x) {
-  const __m512i whole = _mm512_cvtps_epi32(x);
+/// Nearest even, kept within [-128, 127]; returns them as they were before that.
+UNSHARD_INLINE Int store_rounded(std::int8_t* p, Vec x) {
+  const Int whole = _mm512_cvtps_epi32(x);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(whole));
-  return _mm512_reduce_add_epi32(whole);
+  return whole;
 }
+UNSHARD_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+UNSHARD_INLINE std::int32_t total_int(Int x) { return _mm512_reduce_add_epi32(x); }
+/// Whether all lanes are 0 (NaN isn't).
+UNSHARD_INLINE bool all_zero(Vec x) { return _mm512_cmp_ps_mask(x, zero(), _CMP_NEQ_UQ) == 0; }
 /// The even and the odd bf16 of 16 pairs.
 UNSHARD_INLINE Vec even_bf16(const std::uint8_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
 UNSHARD_INLINE Vec odd_bf16(const std::uint8_t* p) {

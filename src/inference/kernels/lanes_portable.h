@@ -55,15 +55,28 @@ UNSHARD_INLINE float total(Vec x) {
 UNSHARD_INLINE Vec power_of_2(const Vec& n) {
   return each([&](int i) { return float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(n.lane[i]) + 127) << 23); });
 }
-/// Nearest even, kept within [-128, 127]; returns their sum. Adding 1.5 * 2^23 puts the last bit of a float at 1.
-UNSHARD_INLINE std::int32_t store_rounded(std::int8_t* p, const Vec& x) {
-  std::int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) {
+/// Nearest even, kept within [-128, 127]; returns them. Adding 1.5 * 2^23 puts the last bit of a float at 1.
+UNSHARD_INLINE Int store_rounded(std::int8_t* p, const Vec& x) {
+  return each_int([&](int i) {
     const float kept = x.lane[i] > 127 ? 127 : x.lane[i] > -128 ? x.lane[i] : -128;
-    p[i] = static_cast<std::int8_t>(static_cast<std::int32_t>(bits_of(kept + 12582912.0F) - bits_of(12582912.0F)));
-    sum += p[i];
-  }
+    const auto whole = static_cast<std::int32_t>(bits_of(kept + 12582912.0F) - bits_of(12582912.0F));
+    p[i] = static_cast<std::int8_t>(whole);
+    return whole;
+  });
+}
+UNSHARD_INLINE Int add_int(const Int& a, const Int& b) {
+  return each_int([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+UNSHARD_INLINE std::int32_t total_int(const Int& x) {
+  std::int32_t sum = 0;
+  for (const std::int32_t lane : x.lane) sum += lane;
   return sum;
+}
+/// Whether all lanes are 0 (NaN isn't).
+UNSHARD_INLINE bool all_zero(const Vec& x) {
+  bool zero = true;
+  for (const float lane : x.lane) zero = zero && lane == 0;
+  return zero;
 }
 /// The even and the odd bf16 of 16 pairs.
 UNSHARD_INLINE Vec even_bf16(const std::uint8_t* p) {

@@ -1,11 +1,13 @@
 // How fast is a pass through all matrices of a model, beside what the memory and the cores can do?
-// Usage: matrix_bench [threads] [seconds a measurement]
+// Usage: matrix_bench [threads] [seconds a measurement] [type]. Rates are of the least times.
 // Every layer has matrices of its own, so that a pass reads all weights from memory (SmolLM2-135M: 269 MB in bf16).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "inference/kernels/matrix_internal.h"
@@ -16,41 +18,64 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Seconds of f(): median and least of as many runs as fit in `limit`, after one to warm up.
-struct Times {
-  double median, least;
-};
-template <class F>
-Times measure(double limit, F f) {
-  f();
-  std::vector<double> times;
-  const auto begin = Clock::now();
-  do {
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Times of a pass and of each call in it. `least` adds up every call's least time, which holds on a machine that others use too.
+class Stopwatch {
+ public:
+  template <class F>
+  void call(F f) {
     const auto start = Clock::now();
     f();
-    times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  } while (times.size() < 3 || std::chrono::duration<double>(Clock::now() - begin).count() < limit);
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front()};
-}
+    const double t = seconds_since(start);
+    if (next_ == least_.size()) least_.push_back(t);
+    least_[next_] = std::min(least_[next_], t);
+    ++next_;
+  }
+  /// pass(*this) for about `limit` seconds, after one to warm up.
+  template <class Pass>
+  void measure(double limit, Pass pass) {
+    const auto begin = Clock::now();
+    do {
+      const auto start = Clock::now();
+      next_ = 0;
+      pass(*this);
+      passes_.push_back(seconds_since(start));
+    } while (passes_.size() < 4 || seconds_since(begin) < limit);
+    passes_.erase(passes_.begin());
+    std::sort(passes_.begin(), passes_.end());
+  }
+  double median() const { return passes_[passes_.size() / 2]; }
+  double least() const { return std::accumulate(least_.begin(), least_.end(), 0.0); }
+
+ private:
+  std::vector<double> passes_, least_;
+  std::size_t next_ = 0;
+};
 
 /// Bytes a second that all workers read together from memory.
 double read_bandwidth(Workers& workers, double limit) {
   const std::int64_t words = std::int64_t{32} << 20;
   std::vector<std::uint64_t> memory(static_cast<std::size_t>(words), 1);
   std::vector<std::uint64_t> sums(static_cast<std::size_t>(8 * workers.count()));
-  const Times times = measure(limit, [&] {
-    workers.run([&](std::int64_t w) {
-      std::uint64_t sum[8] = {};
-      const std::int64_t begin = words / workers.count() * w, end = words / workers.count() * (w + 1);
-      for (std::int64_t i = begin; i + 8 <= end; i += 8) {
-        for (int j = 0; j < 8; ++j) sum[j] += memory[static_cast<std::size_t>(i + j)];
-      }
-      for (const std::uint64_t s : sum) sums[static_cast<std::size_t>(8 * w)] += s;
-    });
+  Stopwatch watch;
+  const std::int64_t pieces = 64, length = words / pieces / workers.count();
+  watch.measure(limit, [&](Stopwatch& w) {
+    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+      w.call([&] {
+        workers.run([&](std::int64_t worker) {
+          std::uint64_t sum[8] = {};
+          const std::uint64_t* from = memory.data() + (piece * workers.count() + worker) * length;
+          for (std::int64_t i = 0; i + 8 <= length; i += 8) {
+            for (int j = 0; j < 8; ++j) sum[j] += from[i + j];
+          }
+          for (const std::uint64_t part : sum) sums[static_cast<std::size_t>(8 * worker)] += part;
+        });
+      });
+    }
   });
   if (sums[0] == 42) std::puts("");  // the sums are used
-  return static_cast<double>(words) * 8 / times.least;
+  return static_cast<double>(words) * 8 / watch.least();
 }
 
 constexpr std::int64_t kHidden = 576, kQkv = 960, kMiddle = 1536, kLayers = 30, kVocab = 49152;
@@ -85,45 +110,64 @@ Model make_model(WeightType type, Workers& workers) {
   return model;
 }
 
+std::vector<float> random_inputs(std::int64_t count) {
+  std::mt19937 random(2);
+  std::vector<float> result(static_cast<std::size_t>(count));
+  for (float& v : result) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
+  return result;
+}
+
 struct Buffers {
-  std::vector<float> x, y, logits;
+  std::vector<float> x, h, y, logits;
   Activations small, big;
 };
 
-void pass(const Model& model, WeightType type, std::int64_t tokens, std::int64_t head_tokens, Buffers& b, Workers& workers) {
+/// One product with its inputs' rounding.
+template <class Multiply>
+void step(Stopwatch& watch, Activations& x, const std::vector<float>& from, std::int64_t tokens, std::int64_t cols, WeightType type,
+          Workers& workers, Multiply multiply_with) {
+  watch.call([&] {
+    x.assign(from.data(), tokens, cols, cols, type, workers);
+    multiply_with(x);
+  });
+}
+
+void pass(const Model& model, WeightType type, std::int64_t tokens, std::int64_t head_tokens, Buffers& b, Workers& workers,
+          Stopwatch& watch) {
   for (const Layer& layer : model.layers) {
-    b.small.assign(b.x.data(), tokens, kHidden, kHidden, type, workers);
-    multiply(layer.qkv, b.small, b.y.data(), kQkv, {}, workers);
-    b.small.assign(b.x.data(), tokens, kHidden, kHidden, type, workers);
-    multiply(layer.out, b.small, b.y.data(), kHidden, {}, workers);
-    b.small.assign(b.x.data(), tokens, kHidden, kHidden, type, workers);
-    multiply_gated(layer.gated, b.small, Gate::silu, b.y.data(), kMiddle, {}, workers);
-    b.big.assign(b.y.data(), tokens, kMiddle, kMiddle, type, workers);
-    multiply(layer.down, b.big, b.y.data(), kHidden, {}, workers);
+    step(watch, b.small, b.x, tokens, kHidden, type, workers,
+         [&](const Activations& x) { multiply(layer.qkv, x, b.y.data(), kQkv, {}, workers); });
+    step(watch, b.small, b.x, tokens, kHidden, type, workers,
+         [&](const Activations& x) { multiply(layer.out, x, b.y.data(), kHidden, {}, workers); });
+    step(watch, b.small, b.x, tokens, kHidden, type, workers,
+         [&](const Activations& x) { multiply_gated(layer.gated, x, Gate::silu, b.y.data(), kMiddle, {}, workers); });
+    step(watch, b.big, b.h, tokens, kMiddle, type, workers,
+         [&](const Activations& x) { multiply(layer.down, x, b.y.data(), kHidden, {}, workers); });
   }
-  b.small.assign(b.x.data(), head_tokens, kHidden, kHidden, type, workers);
-  multiply(model.head, b.small, b.logits.data(), kVocab, {}, workers);
+  step(watch, b.small, b.x, head_tokens, kHidden, type, workers,
+       [&](const Activations& x) { multiply(model.head, x, b.logits.data(), kVocab, {}, workers); });
 }
 
 void bench_type(WeightType type, double bandwidth, double limit, Workers& workers) {
   const auto start = Clock::now();
   const Model model = make_model(type, workers);
-  std::printf("# %s: %.1f MB, packed in %.2f s\n", weight_type_name(type), static_cast<double>(model.bytes) * 1e-6,
-              std::chrono::duration<double>(Clock::now() - start).count());
-  const double layer_weights = kLayers * (kHidden * kQkv + kHidden * kHidden + 3.0 * kHidden * kMiddle), head_weights = 1.0 * kHidden * kVocab;
+  std::printf("# %s: %.1f MB, packed in %.2f s\n", weight_type_name(type), static_cast<double>(model.bytes) * 1e-6, seconds_since(start));
+  const double layer_weights = kLayers * (kHidden * kQkv + kHidden * kHidden + 3.0 * kHidden * kMiddle),
+               head_weights = 1.0 * kHidden * kVocab;
   for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 512}) {
     const std::int64_t head_tokens = tokens > 64 ? 1 : tokens;  // prefill wants the last token's logits only
     Buffers b;
-    b.x.resize(static_cast<std::size_t>(tokens * kHidden));
-    std::mt19937 random(2);
-    for (float& v : b.x) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
+    b.x = random_inputs(tokens * kHidden);
+    b.h = random_inputs(tokens * kMiddle);
     b.y.resize(static_cast<std::size_t>(tokens * kMiddle));
     b.logits.resize(static_cast<std::size_t>(head_tokens * kVocab));
-    const Times t = measure(limit, [&] { pass(model, type, tokens, head_tokens, b, workers); });
+    Stopwatch watch;
+    watch.measure(limit, [&](Stopwatch& w) { pass(model, type, tokens, head_tokens, b, workers, w); });
     const double flops = 2 * (layer_weights * static_cast<double>(tokens) + head_weights * static_cast<double>(head_tokens));
-    const double rate = static_cast<double>(model.bytes) / t.median;
-    std::printf("%-5s %6ld %10.2f %10.2f %10.1f %8.1f %8.1f %10.1f\n", weight_type_name(type), static_cast<long>(tokens), t.median * 1e3,
-                t.least * 1e3, static_cast<double>(tokens) / t.median, rate * 1e-9, 100 * rate / bandwidth, flops / t.median * 1e-9);
+    const double rate = static_cast<double>(model.bytes) / watch.least();
+    std::printf("%-5s %6ld %10.2f %10.2f %10.1f %8.1f %8.1f %10.1f\n", weight_type_name(type), static_cast<long>(tokens),
+                watch.median() * 1e3, watch.least() * 1e3, static_cast<double>(tokens) / watch.least(), rate * 1e-9, 100 * rate / bandwidth,
+                flops / watch.least() * 1e-9);
   }
 }
 
