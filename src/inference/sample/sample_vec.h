@@ -104,7 +104,7 @@ UNSHARD_INLINE int pack_ids(std::int32_t* out, unsigned bits, const std::int32_t
 }
 #endif
 
-/// exp(z) for z <= 0 to 2e-7 relative; 0 below -87, where floats become subnormal. Range reduction to |f| <= ln2 / 2 and the Taylor
+/// exp(z) for z <= 0 to 2.4e-7 relative; 0 below -87, where floats become subnormal. Range reduction to |f| <= ln2 / 2 and the Taylor
 /// polynomial of degree 6, whose remainder there is 1.2e-7.
 UNSHARD_INLINE Vec exp_negative(Vec z) {
   const Vec lowest = set1(-87.0F), magic = set1(12582912.0F);
