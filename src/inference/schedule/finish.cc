@@ -1,4 +1,5 @@
-// finish_step(): what was computed counts, chosen tokens join their sequences, and ended sequences go.
+// finish_step(): what was computed counts, chosen tokens join their sequences, and ended sequences go. It says that every chunk was
+// computed: after a step that failed the cache holds garbage that the prefix index would hand out, so a new scheduler is needed.
 #include <algorithm>
 
 #include "inference/schedule/schedule_state.h"

@@ -232,6 +232,15 @@ TEST(Scheduler, ABetterPriorityGetsIntoAStepThatIsFullOfSingleTokens) {
   EXPECT_THAT(ids(run(scheduler)), ElementsAre(1, 3));
 }
 
+TEST(Scheduler, APromptIsAdmittedWhenABlockMoreIsThereForEachThatRuns) {
+  for (const std::int64_t blocks : {5, 6}) {
+    Scheduler scheduler(options_of(blocks, 64));
+    scheduler.add({1, prompt_of(7), 2, 0, 0});
+    scheduler.add({2, prompt_of(12, 40), 1, 0, 0});  // 2 blocks are taken, 3 are needed, and 1 is for the other
+    EXPECT_THAT(ids(run(scheduler)).size(), blocks == 5 ? 1u : 2u);
+  }
+}
+
 TEST(Scheduler, ASequenceRemovedDuringAStepKeepsItsBlocksUntilTheStepEnds) {
   Scheduler scheduler(options_of(10, 64));
   scheduler.add({1, prompt_of(8), 5, 0, 0});
