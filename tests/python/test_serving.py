@@ -38,7 +38,7 @@ def client(server):
 
 
 def idle(server):
-    return server.engine.stats()["running"] == 0 and server.engine.stats()["waiting"] == 0 and not server.service._jobs
+    return server.engine.stats()["running"] == 0 and server.engine.stats()["waiting"] == 0 and server.service.is_idle
 
 
 # ---- OpenAI's client ------------------------------------------------------------------------------------------------------------------
@@ -122,7 +122,14 @@ def test_stop_strings(client, server, stop):
     assert found == wanted and whole.choices[0].finish_reason == "stop" if wanted != FOX else found.startswith("The quick")
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**settings, stream=True))
     assert streamed == found
-    wait_until(lambda: idle(server))               # the engine was told
+
+
+def test_the_engine_is_told_when_a_stop_string_is_found():
+    with serving(answer=FOX, step_s=0.002, context=100_000) as server:
+        body = {"prompt": "x", "max_tokens": 50_000, "n": 2, "stop": "lazy"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=20).json()
+        assert [choice["text"] for choice in answer["choices"]] == ["The quick brown fox jumps over the "] * 2
+        wait_until(lambda: server.engine.cancelled == [1] and idle(server))
 
 
 def test_what_is_asked_for_reaches_the_engine(client, server):
@@ -294,6 +301,7 @@ def test_the_key():
         right = {"Authorization": "Bearer sécret".encode()}
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, headers=right).status_code == 200
         wrong(httpx.get(f"{server.url}/v1/models"), 401)
+        assert 'unshard_http_requests_total{path="/v1/completions",status="401"} 4.0' in httpx.get(f"{server.url}/metrics").text
         assert [httpx.get(server.url + path).status_code for path in ("/health", "/metrics", "/live", "/")] == [200] * 4
 
 

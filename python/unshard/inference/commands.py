@@ -1,5 +1,6 @@
 """`unshard serve MODEL` and `unshard generate MODEL PROMPT`."""
 import argparse
+import os
 import sys
 import time
 
@@ -73,7 +74,8 @@ def serve_parser():
                      "/metrics, and a page at / to look at it and try a prompt.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
-    parser.add_argument("--api-key", metavar="KEY", help="that requests to /v1 must bring (Authorization: Bearer KEY)")
+    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("UNSHARD_API_KEY"),
+                        help="that requests to /v1 must bring, as Authorization: Bearer KEY (default: the variable UNSHARD_API_KEY)")
     parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: the name of its folder or file)")
     parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S",
                         help="seconds that running requests have to finish after SIGTERM (default 30)")

@@ -61,7 +61,7 @@ async def _events(job, shape):
         if first := shape.first(index):
             yield shape.document(shape.chunk_name, [first], **more)
     try:
-        async for index, piece, _ in job.pieces():
+        async for index, piece in job.pieces():
             if piece.text or piece.logprobs:
                 yield shape.document(shape.chunk_name, [shape.part(index, piece)], **more)
             if piece.finish_reason:

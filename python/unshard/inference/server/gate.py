@@ -26,9 +26,7 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                route = scope.get("route")
-                path = getattr(route, "path", None) or "other"
-                self._service.metrics.requests.labels(path, str(message["status"])).inc()
+                self._service.metrics.requests.labels(_label(scope), str(message["status"])).inc()
             await send(message)
         try:
             self._check(scope)
@@ -84,3 +82,10 @@ class Gate:
                 raise HTTPException(413, self._too_large)        # FastAPI, which is reading, takes any other for broken JSON
             return message
         return limited
+
+
+def _label(scope):
+    """The path's pattern: there must be few. What is refused here has no route yet."""
+    if route := scope.get("route"):
+        return route.path
+    return scope["path"] if scope["path"] in ("/v1/completions", "/v1/chat/completions") else "other"

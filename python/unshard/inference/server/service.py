@@ -5,8 +5,8 @@ import time
 from unshard.inference.dispatcher import Dispatcher, EngineStopped
 from unshard.inference.sampling import SamplingParams
 from unshard.inference.server.errors import ApiError, bad_request, draining, overloaded
+from unshard.inference.server.job import Job
 from unshard.inference.server.metrics import Metrics
-from unshard.inference.text_output import Sequence
 
 _LONG_TEXT = 20_000             # characters; longer ones are tokenised beside the event loop
 _CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tokenised to its end
@@ -20,20 +20,20 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(model.engine)
         self.draining = False
-        self._dispatcher, self._loop = None, None
+        self.dispatcher, self._loop = None, None
         self._jobs, self._idle = set(), asyncio.Event()
         self._idle.set()
 
     def start(self):
         self._loop = asyncio.get_running_loop()
-        self._dispatcher = Dispatcher(self.model.engine, self._deliver)
+        self.dispatcher = Dispatcher(self.model.engine, self._deliver)
 
     async def close(self):
-        await asyncio.to_thread(self._dispatcher.close)
+        await asyncio.to_thread(self.dispatcher.close)
 
     @property
     def failure(self):
-        return self._dispatcher.failure if self._dispatcher else None
+        return self.dispatcher.failure if self.dispatcher else None
 
     def _deliver(self, batch):
         try:
@@ -97,6 +97,19 @@ class Service:
         return bad_request(f"{param}: {tokens} tokens{more}; this model's context is {self.model.context} tokens, prompt and output "
                            "together", param, "context_length_exceeded")
 
+    def began(self, job):
+        self._jobs.add(job)
+        self._idle.clear()
+
+    def ended(self, job):
+        self._jobs.discard(job)
+        if not self._jobs:
+            self._idle.set()
+
+    @property
+    def is_idle(self):
+        return not self._jobs
+
     async def drain(self, timeout_s):
         """No new requests; returns when those that run have ended, at the latest after that time, when they are cut short."""
         self.draining = True
@@ -116,84 +129,3 @@ def _named_in(message, request, param):
     """The parameter that the engine's message is about: it begins with the option's name; else the prompt."""
     words = message.replace("[", " ").replace("]", " ").replace(":", " ").split()[:4]
     return next((word for word in words if word in type(request).model_fields), param)
-
-
-class Job:
-    """The generations of one HTTP request, as an asynchronous iterator of (choice, Piece, Sequence). `close` it, whatever happens."""
-
-    def __init__(self, service, sampling, prompts):
-        self._service, self._sampling, self._prompts = service, sampling, prompts
-        self._began, self._last = time.monotonic(), {}
-        self._outputs = asyncio.Queue()
-        self._numbers = {}                   # the engine's number -> (the first of its choices)
-        self.sequences = []
-        self.prompt_tokens = sum(map(len, prompts))
-
-    @property
-    def completion_tokens(self):
-        return sum(len(sequence.tokens) for sequence in self.sequences)
-
-    def usage(self):
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens,
-                "total_tokens": self.prompt_tokens + self.completion_tokens}
-
-    def submit(self, grammar):
-        """All prompts, or none."""
-        service, sampling = self._service, self._sampling
-        service._jobs.add(self)
-        service._idle.clear()
-        try:
-            for prompt in self._prompts:
-                options = service.model.request_options(sampling, grammar)
-                number = service._dispatcher.submit(prompt, options, self._outputs.put_nowait)
-                self._numbers[number] = len(self.sequences)
-                self.sequences += [Sequence(service.model.tokenizer, sampling.stop, sampling.skip_special_tokens,
-                                            sampling.logprobs is not None) for _ in range(sampling.n)]
-        except BaseException:
-            self.close()
-            raise
-
-    async def pieces(self):
-        """Raises ApiError when the engine fails, or the server stops."""
-        while self._numbers:
-            output = await self._outputs.get()
-            if isinstance(output, ApiError):
-                raise output
-            number, index, *rest = output
-            if number not in self._numbers:
-                continue
-            first = self._numbers[number]
-            choice = first + index
-            sequence = self.sequences[choice]
-            self._time(choice, rest[0])
-            piece = sequence.take(*rest)
-            if sequence.finish_reason in ("error", "cancelled"):
-                raise ApiError(500, sequence.error or "the request was cancelled by the engine", code=sequence.finish_reason)
-            if all(s.finish_reason for s in self.sequences[first:first + self._sampling.n]):
-                del self._numbers[number]
-                self._service._dispatcher.cancel(number)         # a stop string was found: the engine doesn't know
-            if piece:
-                yield choice, piece, sequence
-        self._service.metrics.request_time.observe(time.monotonic() - self._began)
-
-    def _time(self, choice, token):
-        if token < 0:
-            return
-        now, metrics = time.monotonic(), self._service.metrics
-        if choice in self._last:
-            metrics.saw_token(now - self._last[choice])
-        elif choice == 0:
-            metrics.saw_first_token(now - self._began)
-        self._last[choice] = now
-
-    def cut(self, why):
-        self._outputs.put_nowait(ApiError(503, why, type="unavailable", code="draining"))
-
-    def close(self):
-        """Cancels what still runs. May be called twice."""
-        for number in self._numbers:
-            self._service._dispatcher.cancel(number)
-        self._numbers = {}
-        self._service._jobs.discard(self)
-        if not self._service._jobs:
-            self._service._idle.set()
