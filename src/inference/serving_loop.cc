@@ -16,7 +16,10 @@ constexpr auto kRest = std::chrono::seconds(20);  // between signs of life to ot
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 SchedulerOptions scheduler_options(const Runner& runner, const EngineOptions& options) {
-  return {.blocks = runner.kv_blocks(), .block_tokens = kBlockTokens, .step_tokens = options.step_tokens, .max_sequences = options.max_sequences,
+  return {.blocks = runner.kv_blocks(),
+          .block_tokens = kBlockTokens,
+          .step_tokens = options.step_tokens,
+          .max_sequences = options.max_sequences,
           .share_prefixes = options.share_prefixes};
 }
 
@@ -58,7 +61,8 @@ std::int64_t ServingLoop::submit(std::vector<Token> prompt, RequestOptions optio
   if (waiting >= options_.max_waiting) {
     ++refused_;
     const double served = published_.finished > 0 ? published_.busy_s / static_cast<double>(published_.finished) : 1;
-    throw Overloaded(cat(waiting, " requests wait already (max_waiting ", options_.max_waiting, ")"), std::clamp(std::ceil(served * 4), 1.0, 60.0));
+    throw Overloaded(cat(waiting, " requests wait already (max_waiting ", options_.max_waiting, ")"),
+                     std::clamp(std::ceil(served * 4), 1.0, 60.0));
   }
   const auto request = next_request_++;
   arrivals_.push_back({request, std::move(prompt), std::move(options)});
@@ -160,16 +164,20 @@ void ServingLoop::work() {
 
 void ServingLoop::admit(Arrival&& arrival) {
   const auto options = std::make_shared<const RequestOptions>(std::move(arrival.options));
-  const std::uint64_t seed = options->sampling.seed ? *options->sampling.seed
-                                                    : (std::uint64_t{entropy_()} << 32 | entropy_());
+  const std::uint64_t seed = options->sampling.seed ? *options->sampling.seed : (std::uint64_t{entropy_()} << 32 | entropy_());
   auto& ids = requests_[arrival.request];
   for (std::int64_t i = 0; i < options->n; ++i) {
     const auto id = next_sequence_++;
     ids.push_back(id);
     const auto filter = options->filters.empty() ? nullptr : options->filters[static_cast<std::size_t>(i)];
     // One random stream a sequence, told apart by the index: the first is the same whatever n is.
-    sequences_.emplace(id, Sequence{arrival.request, i, options, filter,
-                                    SamplerState(options->sampling, seed + static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u, arrival.prompt), {}});
+    sequences_.emplace(id,
+                       Sequence{arrival.request,
+                                i,
+                                options,
+                                filter,
+                                SamplerState(options->sampling, seed + static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u, arrival.prompt),
+                                {}});
     if (i == 0)
       scheduler_.add({id, arrival.prompt, options->max_tokens, options->priority, 0});
     else
@@ -234,7 +242,8 @@ void ServingLoop::sample(const Step& step) {
       auto& draw = draws[i];
       if (!draw.error.empty()) continue;
       try {
-        draw.choice = samplers_[static_cast<std::size_t>(worker)]->choose(draw.sequence->sampler, std::span(logits_).subspan(i * vocab, vocab), draw.allowed);
+        draw.choice = samplers_[static_cast<std::size_t>(worker)]->choose(draw.sequence->sampler,
+                                                                          std::span(logits_).subspan(i * vocab, vocab), draw.allowed);
       } catch (const std::exception& error) {
         draw.error = error.what();
       }

@@ -52,7 +52,7 @@ class ServingLoop {
   };
 
   void work();
-  bool take_news();                      ///< false: time to end
+  bool take_news();  ///< false: time to end
   void admit(Arrival&& arrival);
   void drop(std::int64_t request);
   void compute(const Step& step);
@@ -75,11 +75,11 @@ class ServingLoop {
   Batch batch_;
   std::vector<float> logits_;
   std::vector<Output> outputs_;
-  EngineStats counts_;                   ///< this thread's; published_ is its copy
+  EngineStats counts_;  ///< this thread's; published_ is its copy
   std::random_device entropy_;
 
   Outbox outbox_;
-  mutable std::mutex mutex_;             ///< guards what follows
+  mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable news_, job_done_;
   std::vector<Arrival> arrivals_;
   std::vector<std::int64_t> cancels_;

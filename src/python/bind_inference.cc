@@ -25,7 +25,8 @@ class PythonFilter : public TokenFilter {
     py::gil_scoped_acquire gil;
     const auto mask = (*function_)(std::vector<Token>(generated.begin(), generated.end())).cast<std::string>();
     if (mask.size() != allowed.size_bytes())
-      throw std::runtime_error("a filter gave " + std::to_string(mask.size()) + " bytes; " + std::to_string(allowed.size_bytes()) + " are wanted");
+      throw std::runtime_error("a filter gave " + std::to_string(mask.size()) + " bytes; " + std::to_string(allowed.size_bytes()) +
+                               " are wanted");
     std::memcpy(allowed.data(), mask.data(), mask.size());
   }
 
@@ -44,13 +45,14 @@ class Taker {
     try {
       out = values_[name].cast<T>();
     } catch (const py::cast_error&) {
-      throw std::invalid_argument(std::string("[inference] ") + what_ + " '" + name + "' is " + py::repr(values_[name]).cast<std::string>() +
-                                  ", which isn't what belongs there");
+      throw std::invalid_argument(std::string("[inference] ") + what_ + " '" + name + "' is " +
+                                  py::repr(values_[name]).cast<std::string>() + ", which isn't what belongs there");
     }
   }
   void finish() const {
     for (const auto& item : values_)
-      if (!names_.contains(item.first)) throw std::invalid_argument(std::string("[inference] there is no ") + what_ + " '" + py::str(item.first).cast<std::string>() + "'");
+      if (!names_.contains(item.first))
+        throw std::invalid_argument(std::string("[inference] there is no ") + what_ + " '" + py::str(item.first).cast<std::string>() + "'");
   }
 
  private:
@@ -110,24 +112,26 @@ py::list outputs_list(const std::vector<inference::Output>& outputs) {
   for (const auto& output : outputs) {
     py::list likeliest;
     for (const auto& [token, logprob] : output.likeliest) likeliest.append(py::make_tuple(token, logprob));
-    list.append(py::make_tuple(output.request, output.index, output.token, output.logprob, likeliest, inference::finish_name(output.finish), output.error));
+    list.append(py::make_tuple(output.request, output.index, output.token, output.logprob, likeliest, inference::finish_name(output.finish),
+                               output.error));
   }
   return list;
 }
 
 py::dict model_dict(const inference::ModelInfo& info) {
   using namespace py::literals;
-  return py::dict("family"_a = info.family, "dtype"_a = info.dtype, "kv_dtype"_a = info.kv_dtype, "vocab"_a = info.vocab, "layers"_a = info.layers,
-                  "context"_a = info.context, "parameters"_a = info.parameters, "weight_bytes"_a = info.weight_bytes, "kv_bytes"_a = info.kv_bytes,
-                  "end_tokens"_a = info.end_tokens);
+  return py::dict("family"_a = info.family, "dtype"_a = info.dtype, "kv_dtype"_a = info.kv_dtype, "vocab"_a = info.vocab,
+                  "layers"_a = info.layers, "context"_a = info.context, "parameters"_a = info.parameters,
+                  "weight_bytes"_a = info.weight_bytes, "kv_bytes"_a = info.kv_bytes, "end_tokens"_a = info.end_tokens);
 }
 
 py::dict stats_dict(const inference::EngineStats& stats) {
   using namespace py::literals;
   return py::dict("waiting"_a = stats.waiting, "running"_a = stats.running, "blocks"_a = stats.blocks, "blocks_used"_a = stats.blocks_used,
                   "block_tokens"_a = stats.block_tokens, "steps"_a = stats.steps, "prompt_tokens"_a = stats.prompt_tokens,
-                  "generated_tokens"_a = stats.generated_tokens, "shared_tokens"_a = stats.shared_tokens, "preemptions"_a = stats.preemptions,
-                  "finished"_a = stats.finished, "cancelled"_a = stats.cancelled, "refused"_a = stats.refused, "busy_s"_a = stats.busy_s);
+                  "generated_tokens"_a = stats.generated_tokens, "shared_tokens"_a = stats.shared_tokens,
+                  "preemptions"_a = stats.preemptions, "finished"_a = stats.finished, "cancelled"_a = stats.cancelled,
+                  "refused"_a = stats.refused, "busy_s"_a = stats.busy_s);
 }
 
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.
@@ -179,7 +183,8 @@ void bind_inference(py::module_& module) {
   types().model = new_error(module, "ModelError", "A model can't be used; names file, tensor and reason.");
   types().overloaded = new_error(module, "Overloaded", "The queue is full; try again after `retry_after_s` seconds.");
   py::register_local_exception_translator(&translate);
-  py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "InferenceEngine",
+  py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(
+      module, "InferenceEngine",
       "Serves one model: continuous batching over a paged KV cache, on a thread of its own. `unshard.LLM` is its Python form.")
       .def(py::init([](const std::string& path, const py::dict& options, const std::optional<CommHandle>& comm) {
              const auto asked = engine_options(options);
@@ -187,41 +192,48 @@ void bind_inference(py::module_& module) {
              return std::make_shared<PythonEngine>(path, asked, comm ? comm->pointer : nullptr);
            }),
            py::arg("path"), py::arg("options") = py::dict(), py::arg("communicator") = py::none())
-      .def("follow", [](const PythonEngine& self) { self.get()->follow(); }, NoGil(), "On ranks above 0: compute with rank 0 until it closes.")
+      .def(
+          "follow", [](const PythonEngine& self) { self.get()->follow(); }, NoGil(),
+          "On ranks above 0: compute with rank 0 until it closes.")
       .def("model", [](const PythonEngine& self) { return model_dict(self.get()->model()); })
       .def("stats", [](const PythonEngine& self) { return stats_dict(self.get()->stats()); })
-      .def("submit",
-           [](const PythonEngine& self, const std::vector<Token>& prompt, const py::dict& options) {
-             const auto asked = request_options(options);
-             const auto engine = self.get();
-             py::gil_scoped_release nogil;
-             return engine->submit(prompt, asked);
-           },
-           py::arg("prompt"), py::arg("options") = py::dict(), "Queue a request and return its number.")
-      .def("cancel", [](const PythonEngine& self, std::int64_t request) { self.get()->cancel(request); }, NoGil())
-      .def("poll",
-           [](const PythonEngine& self, double timeout_s) {
-             auto engine = self.get();
-             std::vector<inference::Output> outputs;
-             {
-               py::gil_scoped_release nogil;
-               outputs = engine->poll(timeout_s);
-               engine.reset();
-             }
-             return outputs_list(outputs);
-           },
-           py::arg("timeout_s"), "(request, index, token, logprob, [(token, logprob)], finish, error) of what came since; waits for the first.")
-      .def("logits",
-           [](const PythonEngine& self, const std::vector<Token>& tokens) {
-             const auto engine = self.get();
-             std::vector<float> values;
-             {
-               py::gil_scoped_release nogil;
-               values = engine->logits(tokens);
-             }
-             return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-           },
-           py::arg("tokens"), "Logits of every position, computed alone: float32 bytes of [tokens, vocab].")
+      .def(
+          "submit",
+          [](const PythonEngine& self, const std::vector<Token>& prompt, const py::dict& options) {
+            const auto asked = request_options(options);
+            const auto engine = self.get();
+            py::gil_scoped_release nogil;
+            return engine->submit(prompt, asked);
+          },
+          py::arg("prompt"), py::arg("options") = py::dict(), "Queue a request and return its number.")
+      .def(
+          "cancel", [](const PythonEngine& self, std::int64_t request) { self.get()->cancel(request); }, NoGil())
+      .def(
+          "poll",
+          [](const PythonEngine& self, double timeout_s) {
+            auto engine = self.get();
+            std::vector<inference::Output> outputs;
+            {
+              py::gil_scoped_release nogil;
+              outputs = engine->poll(timeout_s);
+              engine.reset();
+            }
+            return outputs_list(outputs);
+          },
+          py::arg("timeout_s"),
+          "(request, index, token, logprob, [(token, logprob)], finish, error) of what came since; waits for the first.")
+      .def(
+          "logits",
+          [](const PythonEngine& self, const std::vector<Token>& tokens) {
+            const auto engine = self.get();
+            std::vector<float> values;
+            {
+              py::gil_scoped_release nogil;
+              values = engine->logits(tokens);
+            }
+            return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+          },
+          py::arg("tokens"), "Logits of every position, computed alone: float32 bytes of [tokens, vocab].")
       .def("close", &PythonEngine::close, NoGil(), "End what runs and give back all memory.");
 }
 

@@ -10,7 +10,7 @@ import ranks
 import torch
 
 transformers = pytest.importorskip("transformers")
-from inference_models import FAMILIES, SMOLLM2, save_tiny, smollm2_path            # noqa: E402
+from inference_models import FAMILIES, save_tiny, smollm2_path            # noqa: E402
 
 from unshard import _core                                                          # noqa: E402
 
@@ -62,7 +62,8 @@ def test_batched_and_chunked_is_solo(family, folder):
     path = folder / f"{family}-batch"
     save_tiny(family, path)
     generator = torch.Generator().manual_seed(2)
-    prompts = [torch.randint(3, 250, (int(torch.randint(1, 90, (), generator=generator)),), generator=generator).tolist() for _ in range(24)]
+    lengths = torch.randint(1, 90, (24,), generator=generator).tolist()
+    prompts = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in lengths]
     prompts += [prompts[0][:20] + p for p in prompts[:8]]           # shared beginnings
     options = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
     solo = {}
@@ -72,8 +73,8 @@ def test_batched_and_chunked_is_solo(family, folder):
         solo[i] = drain(engine, [(request, 0)])[(request, 0)]
     engine.close()
     for step_tokens, share, kv_tokens in ((512, True, 8192), (33, True, 8192), (7, False, 400), (64, True, 256)):
-        engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": kv_tokens, "step_tokens": step_tokens,
-                                                   "share_prefixes": share})
+        engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": kv_tokens,
+                                                   "step_tokens": step_tokens, "share_prefixes": share})
         requests = [engine.submit(prompt, options) for prompt in prompts]
         together = drain(engine, [(request, 0) for request in requests])
         for i, request in enumerate(requests):
@@ -161,7 +162,8 @@ def test_wrong_requests_name_what_is_wrong(folder):
     path = folder / "llama-wrong"
     save_tiny("llama", path)
     engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512})
-    for prompt, options, says in (([], {}, "empty"), ([1 << 20], {}, "vocabulary"), ([3] * 256, {}, "context"), ([3] * 200, {"max_tokens": 100}, "context"),
+    for prompt, options, says in (([], {}, "empty"), ([1 << 20], {}, "vocabulary"), ([3] * 256, {}, "context"),
+                                  ([3] * 200, {"max_tokens": 100}, "context"),
                                   ([3], {"temperature": -1.0}, "temperature"), ([3], {"top_p": 0.0}, "top_p"), ([3], {"n": 0}, "'n'|n "),
                                   ([3], {"temprature": 1.0}, "temprature"), ([3], {"top_k": "many"}, "top_k")):
         with pytest.raises(ValueError, match=says):
@@ -198,6 +200,9 @@ PROMPTS = [
 ]
 
 
+NEW = 12
+
+
 @pytest.fixture(scope="module")
 def smollm2():
     path = smollm2_path()
@@ -206,41 +211,53 @@ def smollm2():
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    new = 12
-    wanted = []
-    with torch.no_grad():
-        for tokens in prompts:
-            out = model.generate(torch.tensor([tokens]), max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
-            wanted.append(out[0, len(tokens):].tolist())
-    yield path, prompts, wanted, model
+    yield path, prompts, model
     del model
     gc.collect()
 
 
-def same_or_tied(model, prompt, got, wanted):
-    """Equal, or they part where the reference's two best logits are within 1e-4."""
-    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        if a != b:
-            with torch.no_grad():
-                best = model(torch.tensor([prompt + wanted[:i]])).logits[0, -1].topk(2).values
-            return float(best[0] - best[1]) <= 1e-4
-    return True
+def greedy(model, prompt, got):
+    """Is each token what the reference likes best after those before it, to within 1e-4 of its logits? Then it is what generate() gives."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + got])).logits[0, len(prompt) - 1:-1]
+    chosen = logits.gather(1, torch.tensor(got)[:, None])[:, 0]
+    return bool((logits.max(1).values - chosen <= 1e-4).all())
+
+
+def test_greedy_is_what_generate_gives(smollm2):
+    _, prompts, model = smollm2
+    for prompt in prompts[:3]:
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, eos_token_id=None,
+                             pad_token_id=0)
+        assert greedy(model, prompt, out[0, len(prompt):].tolist())
+        assert not greedy(model, prompt, [5] * NEW)
+
+
+@pytest.fixture(scope="module")
+def greedy_tokens(smollm2):
+    """Of each prompt, alone in the engine, checked with the reference."""
+    path, prompts, model = smollm2
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": 1024})
+    found = []
+    for prompt in prompts:
+        request = engine.submit(prompt, {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True})
+        found.append(drain(engine, [(request, 0)])[(request, 0)][0])
+    engine.close()
+    for text, prompt, got in zip(PROMPTS, prompts, found, strict=True):
+        assert len(got) == NEW and greedy(model, prompt, got), text
+    return found
 
 
 @pytest.mark.parametrize("step_tokens, share", [(512, True), (512, False), (5, True), (64, False)])
-def test_greedy_tokens_of_smollm2_are_transformers(smollm2, step_tokens, share):
-    path, prompts, wanted, model = smollm2
+def test_greedy_tokens_of_smollm2_are_transformers(smollm2, greedy_tokens, step_tokens, share):
+    path, prompts, _ = smollm2
     engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": 4096, "step_tokens": step_tokens,
                                                "share_prefixes": share})
-    options = {"max_tokens": len(wanted[0]), "temperature": 0.0, "ignore_eos": True}
+    options = {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True}
     requests = [engine.submit(prompt, options) for prompt in prompts]
     together = drain(engine, [(request, 0) for request in requests])
-    for i, request in enumerate(requests):
-        assert same_or_tied(model, prompts[i], together[(request, 0)][0], wanted[i]), PROMPTS[i]
-    for i in range(0, len(prompts), 10):
-        request = engine.submit(prompts[i], options)
-        assert drain(engine, [(request, 0)])[(request, 0)][0] == together[(requests[i], 0)][0]
     engine.close()
+    assert [together[(request, 0)][0] for request in requests] == greedy_tokens
 
 
 def perplexity(engine, tokens, window=512):
@@ -257,19 +274,16 @@ def perplexity(engine, tokens, window=512):
 def test_quantised_weights_keep_the_perplexity(smollm2):
     path, *_ = smollm2
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    text = pathlib.Path(json.__file__).read_text() + pathlib.Path(gc.__spec__.origin if gc.__spec__.origin != "built-in" else os.__file__).read_text()
-    tokens = tokenizer(text)["input_ids"][:4 * 512 + 1]
+    tokens = tokenizer(pathlib.Path(os.__file__).read_text())["input_ids"][:3 * 512 + 1]
     measured = {}
     for dtype in ("fp32", "bf16", "int8", "w8a8", "int4"):
         engine = _core.InferenceEngine(str(path), {"dtype": dtype, "threads": THREADS, "kv_cache_tokens": 1024})
         measured[dtype] = perplexity(engine, tokens)
         engine.close()
     assert abs(measured["bf16"] / measured["fp32"] - 1) < 0.005, measured
-    assert measured["int8"] / measured["fp32"] < 1.01 and measured["w8a8"] / measured["fp32"] < 1.01, measured
-    assert measured["int4"] / measured["fp32"] < 1.05, measured
+    assert measured["int8"] / measured["fp32"] < 1.01, measured
+    assert measured["int4"] / measured["fp32"] < 1.05 and measured["w8a8"] / measured["fp32"] < 1.05, measured
 
-
-assert SMOLLM2
 
 
 # ---- tensor parallelism ----------------------------------------------------------------------------------------------------------------
@@ -300,15 +314,14 @@ def test_ranks_that_share_a_model_compute_what_one_computes(family, world, folde
     logits, continued = values[0]
     assert (torch.tensor(logits) - wanted).abs().max() < 1e-4
     for prompt, got in zip([tokens[:9], tokens[20:50]], continued):
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
-        assert same_or_tied(model, prompt, got, out[0, len(prompt):].tolist())
+        assert len(got) == 12 and greedy(model, prompt, got)
 
 
-def test_smollm2_on_two_ranks_with_uneven_heads(smollm2):
-    path, prompts, wanted, model = smollm2
-    values = ranks.run_ranks(2, parallel_logits, str(path), prompts[0], prompts[:16], {"dtype": "fp32"}, limit=120)
-    for prompt, want, got in zip(prompts, wanted, values[0][1]):
-        assert same_or_tied(model, prompt, got, want)
+def test_smollm2_on_two_ranks_with_uneven_heads(smollm2, greedy_tokens):
+    path, prompts, model = smollm2
+    values = ranks.run_ranks(2, parallel_logits, str(path), prompts[0], prompts, {"dtype": "fp32"}, limit=120)
+    for text, prompt, got, alone in zip(PROMPTS, prompts, values[0][1], greedy_tokens, strict=True):
+        assert got == alone or greedy(model, prompt, got), text        # sums in another order may decide another way between equals
 
 
 def test_more_ranks_than_key_value_heads_is_an_error(folder):

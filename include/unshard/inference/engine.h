@@ -28,16 +28,16 @@ struct Overloaded : std::runtime_error {
 };
 
 struct EngineOptions {
-  std::string dtype = "auto";          ///< fp32, bf16, fp16; int8, int4 (weight only, in groups), w8a8; auto: as the file has it
-  std::string kv_dtype = "auto";       ///< fp32, bf16, int8; auto: bf16, or fp32 where dtype is fp32
-  std::int64_t threads = 0;            ///< workers that compute; 0: the processor's cores
-  std::int64_t kv_cache_tokens = 0;    ///< tokens that the KV cache holds; 0: as many as fit in kv_cache_bytes
+  std::string dtype = "auto";        ///< fp32, bf16, fp16; int8, int4 (weight only, in groups), w8a8; auto: as the file has it
+  std::string kv_dtype = "auto";     ///< fp32, bf16, int8; auto: bf16, or fp32 where dtype is fp32
+  std::int64_t threads = 0;          ///< workers that compute; 0: the processor's cores
+  std::int64_t kv_cache_tokens = 0;  ///< tokens that the KV cache holds; 0: as many as fit in kv_cache_bytes
   std::int64_t kv_cache_bytes = std::int64_t{1} << 30;  ///< used where kv_cache_tokens is 0
-  std::int64_t step_tokens = 512;      ///< tokens that one step computes at most (Dynamic SplitFuse's budget)
-  std::int64_t max_sequences = 256;    ///< that run at once
-  std::int64_t max_waiting = 1024;     ///< requests that may wait; more are refused with Overloaded
-  std::int64_t max_context = 0;        ///< tokens of prompt and output together; 0: the model's own
-  bool share_prefixes = true;          ///< equal beginnings of prompts use the same blocks
+  std::int64_t step_tokens = 512;                       ///< tokens that one step computes at most (Dynamic SplitFuse's budget)
+  std::int64_t max_sequences = 256;                     ///< that run at once
+  std::int64_t max_waiting = 1024;                      ///< requests that may wait; more are refused with Overloaded
+  std::int64_t max_context = 0;                         ///< tokens of prompt and output together; 0: the model's own
+  bool share_prefixes = true;                           ///< equal beginnings of prompts use the same blocks
   void validate() const;
 };
 
@@ -52,24 +52,24 @@ struct TokenLogprob {
 /// One generated token of one sequence, or the end of it.
 struct Output {
   std::int64_t request = 0;
-  std::int64_t index = 0;              ///< which of the request's n sequences
-  Token token = -1;                    ///< -1: no token comes with this end
-  float logprob = 0;                   ///< of `token`, where asked for
-  std::vector<TokenLogprob> likeliest; ///< where asked for, best first
+  std::int64_t index = 0;               ///< which of the request's n sequences
+  Token token = -1;                     ///< -1: no token comes with this end
+  float logprob = 0;                    ///< of `token`, where asked for
+  std::vector<TokenLogprob> likeliest;  ///< where asked for, best first
   Finish finish = Finish::none;
-  std::string error;                   ///< for Finish::error
+  std::string error;  ///< for Finish::error
 };
 
 struct EngineStats {
   std::int64_t waiting = 0, running = 0, blocks = 0, blocks_used = 0, block_tokens = 0;
   std::int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, shared_tokens = 0, preemptions = 0;
   std::int64_t finished = 0, cancelled = 0, refused = 0;
-  double busy_s = 0;                   ///< time in steps since the start
+  double busy_s = 0;  ///< time in steps since the start
 };
 
 struct ModelInfo {
-  std::string family;                  ///< of config.json's model_type, or GGUF's general.architecture
-  std::string dtype, kv_dtype;         ///< as resolved
+  std::string family;           ///< of config.json's model_type, or GGUF's general.architecture
+  std::string dtype, kv_dtype;  ///< as resolved
   std::int64_t vocab = 0, layers = 0, context = 0, parameters = 0, weight_bytes = 0, kv_bytes = 0;
   std::vector<Token> end_tokens;
 };
@@ -82,7 +82,7 @@ class Engine {
   /// Tensor parallelism: every rank of `comm` makes an engine of the same model and options and holds a part of each matrix and of the KV
   /// cache. Requests go to rank 0; the others call follow(). At most as many ranks as the model has key-value heads.
   Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm);
-  ~Engine();                           ///< what still runs is cancelled
+  ~Engine();  ///< what still runs is cancelled
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -91,7 +91,8 @@ class Engine {
   /// \throws std::invalid_argument  an empty or too long prompt, a token outside the vocabulary, a wrong option
   /// \throws Overloaded             max_waiting requests wait already
   std::int64_t submit(std::span<const Token> prompt, const RequestOptions& options);
-  /// End a request wherever it is; its blocks are free when the current step ends. One Output of Finish::cancelled a sequence still running.
+  /// End a request wherever it is; its blocks are free when the current step ends. One Output of Finish::cancelled a sequence still
+  /// running.
   void cancel(std::int64_t request);
   /// Outputs since the last call, in order; waits up to `timeout_s` for the first. Any thread. \throws what ended the engine's thread.
   std::vector<Output> poll(double timeout_s);

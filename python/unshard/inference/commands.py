@@ -28,8 +28,8 @@ def _engine_options(parser):
                        help="compute equal beginnings of prompts each time")
 
 
-_ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting", "max_context",
-           "share_prefixes")
+_ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
+           "max_context", "share_prefixes")
 
 
 def _positive(text):

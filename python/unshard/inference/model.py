@@ -28,8 +28,8 @@ class Model:
 
 
 def open_model(path, tensor_parallel=1, **options):
-    """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model together;
-    this process is one of them and starts the others.
+    """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model
+    together; this process is one of them and starts the others.
 
     Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
     unknown = sorted(set(options) - set(ENGINE_OPTIONS))

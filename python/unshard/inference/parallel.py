@@ -1,7 +1,4 @@
-"""Several ranks for one model: this process is rank 0, which takes the requests, and starts the others.
-
-A rank that a launcher started (RANK and WORLD_SIZE are set) joins that job instead: on several hosts, `unshard run ... -m unshard.cli serve MODEL`.
-"""
+"""Several ranks for one model: this process is rank 0, which takes the requests, and starts the others."""
 import atexit
 import json
 import os
@@ -13,11 +10,6 @@ import sys
 from unshard import distributed
 
 _ENDS_WITHIN_S = 10
-
-
-def launched():
-    """Did a launcher start several ranks, of which this is one?"""
-    return distributed.world_from_environment()[1] > 1
 
 
 def join(rank=None, size=None, port=None):

@@ -25,23 +25,24 @@ std::int64_t kv_block_bytes(KvType type, std::int64_t kv_heads, std::int64_t hea
 
 /// Consecutive tokens of one sequence in this step.
 struct AttentionSpan {
-  std::int64_t first_row = 0, rows = 0;    ///< of q, k, v, out
-  std::int64_t position = 0;               ///< of the first row in its sequence; what lies before is in the cache
-  const std::int32_t* blocks = nullptr;    ///< the sequence's block table, [ceil((position + rows) / kBlockTokens)]
+  std::int64_t first_row = 0, rows = 0;  ///< of q, k, v, out
+  std::int64_t position = 0;             ///< of the first row in its sequence; what lies before is in the cache
+  const std::int32_t* blocks = nullptr;  ///< the sequence's block table, [ceil((position + rows) / kBlockTokens)]
 };
 
 /// Store keys and values of this step's rows. k, v: [rows, kv_heads * head_size], rows `stride` apart.
-void kv_store(const KvLayer& layer, std::span<const AttentionSpan> spans, const float* k, const float* v, std::int64_t stride, Workers& workers);
+void kv_store(const KvLayer& layer, std::span<const AttentionSpan> spans, const float* k, const float* v, std::int64_t stride,
+              Workers& workers);
 
 struct AttentionOptions {
-  float scale = 0;                         ///< of the scores: 1 / sqrt(head_size)
-  std::int64_t window = 0;                 ///< a row sees this many last tokens, itself included; 0: all
-  float softcap = 0;                       ///< scores become cap * tanh(score / cap); 0: as they are
+  float scale = 0;          ///< of the scores: 1 / sqrt(head_size)
+  std::int64_t window = 0;  ///< a row sees this many last tokens, itself included; 0: all
+  float softcap = 0;        ///< scores become cap * tanh(score / cap); 0: as they are
 };
 
 /// out[rows, heads * head_size] = softmax(q K^T) V, causal; rows of this step must have been stored.
-void attention(const KvLayer& layer, std::span<const AttentionSpan> spans, const float* q, std::int64_t q_stride, std::int64_t heads, float* out,
-               std::int64_t out_stride, const AttentionOptions& options, Workers& workers);
+void attention(const KvLayer& layer, std::span<const AttentionSpan> spans, const float* q, std::int64_t q_stride, std::int64_t heads,
+               float* out, std::int64_t out_stride, const AttentionOptions& options, Workers& workers);
 
 /// Copy block `from` to `to` (copy on write).
 void kv_copy_block(const KvLayer& layer, std::int32_t from, std::int32_t to);

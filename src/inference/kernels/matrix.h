@@ -33,8 +33,8 @@ class Matrix {
   /// As pack({gate, up}), laid out so that multiply_gated() can use it. Both are [N, K].
   static Matrix pack_gated(const WeightView& gate, const WeightView& up, WeightType type, Workers& workers);
 
-  std::int64_t rows() const;   ///< N (2 N of a gated one)
-  std::int64_t cols() const;   ///< K
+  std::int64_t rows() const;  ///< N (2 N of a gated one)
+  std::int64_t cols() const;  ///< K
   WeightType type() const;
   std::int64_t bytes() const;  ///< as packed
   /// Row `r` as float [K], as products see it: for an embedding that is also the output matrix.

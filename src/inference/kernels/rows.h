@@ -9,8 +9,8 @@ namespace unshard::inference {
 /// out = x / rms(x) * (weight + offset); offset is 1 for Gemma. [T, width]
 void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float offset, float eps, float* out, std::int64_t out_stride,
               std::int64_t tokens, std::int64_t width, Workers& workers);
-void layer_norm(const float* x, std::int64_t x_stride, const float* weight, const float* bias, float eps, float* out, std::int64_t out_stride,
-                std::int64_t tokens, std::int64_t width, Workers& workers);
+void layer_norm(const float* x, std::int64_t x_stride, const float* weight, const float* bias, float eps, float* out,
+                std::int64_t out_stride, std::int64_t tokens, std::int64_t width, Workers& workers);
 
 /// Rotate the first `rotary` features of each head by its position: half-split pairs (i, i + rotary / 2), as Hugging Face has them.
 /// cos, sin: [positions, rotary / 2]. x: [T, heads * head_size], rows `stride` apart.

@@ -24,8 +24,10 @@ class Workers {
   /// f(begin, end) over [0, n) in pieces of `grain`, handed out as workers become free.
   template <class F>
   void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
-    for_raw(n, grain, [](void* context, std::int64_t begin, std::int64_t end) { (*static_cast<std::remove_reference_t<F>*>(context))(begin, end); },
-            const_cast<void*>(static_cast<const void*>(&f)));
+    for_raw(
+        n, grain,
+        [](void* context, std::int64_t begin, std::int64_t end) { (*static_cast<std::remove_reference_t<F>*>(context))(begin, end); },
+        const_cast<void*>(static_cast<const void*>(&f)));
   }
 
  private:

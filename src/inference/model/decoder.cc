@@ -28,7 +28,8 @@ Decoder::Decoder(std::unique_ptr<WeightSource> source, ModelConfig config, const
                  std::shared_ptr<Peers> peers)
     : source_(std::move(source)), config_(std::move(config)), workers_(workers), peers_(std::move(peers)) {
   const Shard shard = peers_ ? Shard{peers_->rank(), peers_->size()} : Shard{};
-  require(shard.size <= config_.kv_heads, "[inference.engine] ", shard.size, " ranks can't share ", config_.kv_heads, " key-value heads; use at most as many ranks");
+  require(shard.size <= config_.kv_heads, "[inference.engine] ", shard.size, " ranks can't share ", config_.kv_heads,
+          " key-value heads; use at most as many ranks");
   weights_ = load_weights(*source_, config_, dtype, shard, workers_);
   kv_heads_ = shard.of(config_.kv_heads).size();
   heads_ = kv_heads_ * (config_.heads / config_.kv_heads);
@@ -73,15 +74,16 @@ void Decoder::normalise(const NormWeights& norm, const float* x, float* out, std
   if (config_.norm == NormKind::rms)
     rms_norm(x, width, norm.weight.data(), config_.norm_offset, config_.norm_eps, out, width, tokens, width, workers_);
   else
-    layer_norm(x, width, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), config_.norm_eps, out, width, tokens, width, workers_);
+    layer_norm(x, width, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), config_.norm_eps, out, width, tokens, width,
+               workers_);
 }
 
 void Decoder::norm_heads(const LayerWeights& layer, std::int64_t tokens) {
   const auto size = config_.head_size, stride = (heads_ + 2 * kv_heads_) * size;
   const auto norm = [&](const NormWeights& weights, std::int64_t first, std::int64_t heads) {
     for (std::int64_t head = first; head < first + heads; ++head)
-      rms_norm(qkv_.data() + head * size, stride, weights.weight.data(), config_.norm_offset, config_.norm_eps, qkv_.data() + head * size, stride, tokens,
-               size, workers_);
+      rms_norm(qkv_.data() + head * size, stride, weights.weight.data(), config_.norm_offset, config_.norm_eps, qkv_.data() + head * size,
+               stride, tokens, size, workers_);
   };
   if (layer.q_norm.there()) norm(layer.q_norm, 0, heads_);
   if (layer.k_norm.there()) norm(layer.k_norm, heads_, kv_heads_);
@@ -91,8 +93,8 @@ void Decoder::rotate(const LayerWeights& layer, const Batch& batch) {
   const Rope& rope = layer.local_rope ? local_rope_ : rope_;
   if (rope.config.kind == RopeKind::none) return;
   // Queries and keys lie side by side: one pass over both.
-  unshard::inference::rope(qkv_.data(), (heads_ + 2 * kv_heads_) * config_.head_size, heads_ + kv_heads_,
-                           config_.head_size, rope.config.rotary, batch.positions.data(), rope.cos.data(), rope.sin.data(),
+  unshard::inference::rope(qkv_.data(), (heads_ + 2 * kv_heads_) * config_.head_size, heads_ + kv_heads_, config_.head_size,
+                           rope.config.rotary, batch.positions.data(), rope.cos.data(), rope.sin.data(),
                            static_cast<std::int64_t>(batch.tokens.size()), workers_);
 }
 
@@ -128,7 +130,7 @@ void Decoder::add_branch(const NormWeights& post_norm, std::int64_t tokens) {
 }
 
 void Decoder::mlp(const MlpWeights& weights, Activations& x, float* out, bool accumulate, std::int64_t tokens) {
-  const std::int64_t inner = weights.down.matrix.cols();      // of this rank
+  const std::int64_t inner = weights.down.matrix.cols();  // of this rank
   if (config_.gated) {
     multiply_gated(weights.in.matrix, x, config_.activation, inner_.data(), inner, {weights.in.bias_data(), false}, workers_);
   } else {
@@ -155,12 +157,14 @@ void Decoder::project(const Batch& batch, std::vector<float>& logits) {
   const auto width = config_.hidden, rows = static_cast<std::int64_t>(batch.logit_rows.size());
   few_.resize(static_cast<std::size_t>(rows * width));
   for (std::int64_t i = 0; i < rows; ++i)
-    std::memcpy(few_.data() + i * width, x_.data() + batch.logit_rows[static_cast<std::size_t>(i)] * width, sizeof(float) * static_cast<std::size_t>(width));
+    std::memcpy(few_.data() + i * width, x_.data() + batch.logit_rows[static_cast<std::size_t>(i)] * width,
+                sizeof(float) * static_cast<std::size_t>(width));
   normalise(weights_.final_norm, few_.data(), few_.data(), rows);
   in_.assign(few_.data(), rows, width, width, weights_.output.matrix.type(), workers_);
   logits.resize(static_cast<std::size_t>(rows * config_.vocab));
   if (peers_) std::fill(logits.begin(), logits.end(), 0.0f);
-  multiply(weights_.output.matrix, in_, logits.data() + weights_.first_output, config_.vocab, {weights_.output.bias_data(), false}, workers_);
+  multiply(weights_.output.matrix, in_, logits.data() + weights_.first_output, config_.vocab, {weights_.output.bias_data(), false},
+           workers_);
   if (peers_) peers_->all_reduce(logits.data(), static_cast<std::int64_t>(logits.size()));
   if (config_.logit_softcap == 0) return;
   workers_.parallel_for(static_cast<std::int64_t>(logits.size()), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
@@ -178,7 +182,7 @@ void Decoder::forward(const Batch& batch, KvCache& cache, std::vector<float>& lo
     normalise(layer.attention_norm, x_.data(), normed_.data(), tokens);
     in_.assign(normed_.data(), tokens, config_.hidden, config_.hidden, layer.qkv.matrix.type(), workers_);
     attend(layer, cache.layer(static_cast<std::int64_t>(i)), batch);
-    feed_forward(layer, tokens);             // Phi's reads what attention read: in_ still holds it
+    feed_forward(layer, tokens);  // Phi's reads what attention read: in_ still holds it
   }
   logits.clear();
   if (!batch.logit_rows.empty()) project(batch, logits);

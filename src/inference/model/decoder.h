@@ -14,8 +14,8 @@ namespace unshard::inference {
 
 /// One step's work: rows of tokens, the sequences' spans one after another.
 struct Batch {
-  std::vector<Token> tokens;             ///< [T]
-  std::vector<std::int32_t> positions;   ///< [T]
+  std::vector<Token> tokens;            ///< [T]
+  std::vector<std::int32_t> positions;  ///< [T]
   std::vector<AttentionSpan> spans;
   std::vector<std::int64_t> logit_rows;  ///< ascending
   void clear();
@@ -58,7 +58,7 @@ class Decoder {
   std::unique_ptr<WeightSource> source_;
   ModelConfig config_;
   Workers& workers_;
-  std::shared_ptr<Peers> peers_;         ///< null: this rank has the whole model
+  std::shared_ptr<Peers> peers_;  ///< null: this rank has the whole model
   ModelWeights weights_;
   std::int64_t heads_ = 0, kv_heads_ = 0;  ///< of this rank
   Rope rope_, local_rope_;

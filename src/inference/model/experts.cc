@@ -51,7 +51,8 @@ void Decoder::mixture(const ExpertWeights& weights, std::int64_t tokens, float* 
     in_.assign(rows.data(), count, config_.hidden, config_.hidden, expert.in.matrix.type(), workers_);
     mlp(expert, in_, results.data(), false, count);
     for (std::size_t i = 0; i < guests.size(); ++i)
-      for (std::size_t d = 0; d < width; ++d) out[static_cast<std::size_t>(guests[i].token) * width + d] += guests[i].weight * results[i * width + d];
+      for (std::size_t d = 0; d < width; ++d)
+        out[static_cast<std::size_t>(guests[i].token) * width + d] += guests[i].weight * results[i * width + d];
   };
   for (std::size_t e = 0; e < visits.size(); ++e)
     if (!visits[e].empty()) visit(weights.experts[e], visits[e]);

@@ -26,8 +26,12 @@ TensorNames llama_names() {
 }
 
 Gate activation_of(const Settings& config, const std::string& key, const std::string& otherwise) {
-  static const std::map<std::string, Gate> known = {{"silu", Gate::silu}, {"swish", Gate::silu}, {"gelu", Gate::gelu},
-      {"gelu_new", Gate::gelu_tanh}, {"gelu_pytorch_tanh", Gate::gelu_tanh}, {"gelu_fast", Gate::gelu_tanh}};
+  static const std::map<std::string, Gate> known = {{"silu", Gate::silu},
+                                                    {"swish", Gate::silu},
+                                                    {"gelu", Gate::gelu},
+                                                    {"gelu_new", Gate::gelu_tanh},
+                                                    {"gelu_pytorch_tanh", Gate::gelu_tanh},
+                                                    {"gelu_fast", Gate::gelu_tanh}};
   const auto found = known.find(config.get<std::string>(key, otherwise));
   if (found == known.end()) config.fail(key, "silu, gelu, gelu_new and gelu_pytorch_tanh are known");
   return found->second;
@@ -35,10 +39,14 @@ Gate activation_of(const Settings& config, const std::string& key, const std::st
 
 void read_scaling(const Settings& rope, std::int64_t context, RopeConfig& out) {
   const std::string kind = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
-  static const std::map<std::string, RopeKind> known = {{"default", RopeKind::plain}, {"linear", RopeKind::linear},
-      {"llama3", RopeKind::llama3}, {"yarn", RopeKind::yarn}, {"longrope", RopeKind::longrope}};
+  static const std::map<std::string, RopeKind> known = {{"default", RopeKind::plain},
+                                                        {"linear", RopeKind::linear},
+                                                        {"llama3", RopeKind::llama3},
+                                                        {"yarn", RopeKind::yarn},
+                                                        {"longrope", RopeKind::longrope}};
   const auto found = known.find(kind);
-  if (found == known.end()) throw ModelError(cat(rope.file(), ": rope scaling '", kind, "' isn't known; default, linear, llama3, yarn and longrope are"));
+  if (found == known.end())
+    throw ModelError(cat(rope.file(), ": rope scaling '", kind, "' isn't known; default, linear, llama3, yarn and longrope are"));
   out.kind = found->second;
   out.original_context = rope.size_or("original_max_position_embeddings", out.original_context > 0 ? out.original_context : context, 1);
   const bool derived = out.kind == RopeKind::yarn || out.kind == RopeKind::longrope;
@@ -65,7 +73,8 @@ RopeConfig read_rope(const Settings& config, const Settings& parameters, const M
   const double part = parameters.get<double>("partial_rotary_factor", config.get<double>("partial_rotary_factor", 1.0));
   rope.rotary = static_cast<std::int64_t>(static_cast<double>(model.head_size) * part);
   rope.original_context = config.size_or("original_max_position_embeddings", 0);
-  read_scaling(parameters.has("rope_theta") || parameters.has("rope_type") ? parameters : config.section("rope_scaling"), model.context, rope);
+  read_scaling(parameters.has("rope_theta") || parameters.has("rope_type") ? parameters : config.section("rope_scaling"), model.context,
+               rope);
   return rope;
 }
 
@@ -74,7 +83,8 @@ void read_window(const Settings& config, ModelConfig& model) {
   model.window = used ? config.size_or("sliding_window", 0) : 0;
   if (model.window == 0 || !config.has("layer_types")) return;
   for (const auto& kind : config.get<std::vector<std::string>>("layer_types")) {
-    if (kind != "sliding_attention" && kind != "full_attention") config.fail("layer_types", "sliding_attention and full_attention are known");
+    if (kind != "sliding_attention" && kind != "full_attention")
+      config.fail("layer_types", "sliding_attention and full_attention are known");
     model.windowed.push_back(kind == "sliding_attention");
   }
 }
@@ -119,7 +129,7 @@ ModelConfig qwen3(const Settings& config) {
 void qwen_experts(const Settings& config, ModelConfig& model) {
   const std::string mlp = "model.layers.{}.mlp.";
   auto& experts = model.experts;
-  experts.experts = config.size(config.has("num_local_experts") ? "num_local_experts" : "num_experts");     // transformers 5 has both names
+  experts.experts = config.size(config.has("num_local_experts") ? "num_local_experts" : "num_experts");  // transformers 5 has both names
   experts.chosen = config.size("num_experts_per_tok");
   experts.intermediate = config.size("moe_intermediate_size");
   experts.shared_intermediate = config.size_or("shared_expert_intermediate_size", 0);
@@ -205,7 +215,7 @@ void gemma_common(const Settings& config, ModelConfig& model) {
 ModelConfig gemma(const Settings& config) {
   auto model = llama_like(config);
   gemma_common(config, model);
-  model.activation = Gate::gelu_tanh;      // whatever hidden_act says: the first configs named the wrong one
+  model.activation = Gate::gelu_tanh;  // whatever hidden_act says: the first configs named the wrong one
   return model;
 }
 
@@ -269,8 +279,9 @@ ModelConfig phi(const Settings& config) {
 
 const std::map<std::string, ModelConfig (*)(const Settings&)>& families() {
   static const std::map<std::string, ModelConfig (*)(const Settings&)> all = {
-      {"llama", llama_like}, {"mistral", mistral}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"gpt2", gpt2}, {"mixtral", mixtral},
-      {"qwen2_moe", qwen2_moe}, {"qwen3_moe", qwen3_moe}, {"gemma", gemma}, {"gemma2", gemma2}, {"gemma3_text", gemma3}, {"phi3", phi3},
+      {"llama", llama_like}, {"mistral", mistral}, {"qwen2", qwen2},         {"qwen3", qwen3},
+      {"gpt2", gpt2},        {"mixtral", mixtral}, {"qwen2_moe", qwen2_moe}, {"qwen3_moe", qwen3_moe},
+      {"gemma", gemma},      {"gemma2", gemma2},   {"gemma3_text", gemma3},  {"phi3", phi3},
       {"phi", phi}};
   return all;
 }
@@ -292,7 +303,8 @@ ModelConfig config_from_hugging_face(const Settings& config, const Settings& gen
     for (const auto& [name, unused] : families()) known += (known.empty() ? "" : ", ") + name;
     throw ModelError(cat(config.file(), ": models of type '", family, "' aren't built; ", known, " are"));
   }
-  if (config.has("quantization_config")) config.fail("quantization_config", "weights quantised by another library can't be read; GGUF files can");
+  if (config.has("quantization_config"))
+    config.fail("quantization_config", "weights quantised by another library can't be read; GGUF files can");
   auto model = found->second(config);
   model.family = family;
   add_tokens(generation, "eos_token_id", model.end_tokens);
@@ -305,11 +317,13 @@ void check_config(const ModelConfig& config, const std::string& file) {
   const auto wrong = [&](const std::string& what) { throw ModelError(cat(file, ": ", what)); };
   if (!config.gated && config.activation == Gate::silu) wrong("an MLP without a gate has gelu here, not silu");
   if (config.heads % config.kv_heads != 0) wrong(cat(config.heads, " heads can't share ", config.kv_heads, " key-value heads evenly"));
-  if (config.rope.kind != RopeKind::none && (config.rope.rotary <= 0 || config.rope.rotary % 2 != 0 || config.rope.rotary > config.head_size))
+  if (config.rope.kind != RopeKind::none &&
+      (config.rope.rotary <= 0 || config.rope.rotary % 2 != 0 || config.rope.rotary > config.head_size))
     wrong(cat(config.rope.rotary, " rotated features of a head of ", config.head_size, " can't be"));
   if (!config.windowed.empty() && static_cast<std::int64_t>(config.windowed.size()) != config.layers)
     wrong(cat("kinds of ", config.windowed.size(), " layers for ", config.layers, " layers"));
-  if (config.experts.chosen > config.experts.experts) wrong(cat(config.experts.chosen, " of ", config.experts.experts, " experts can't be chosen"));
+  if (config.experts.chosen > config.experts.experts)
+    wrong(cat(config.experts.chosen, " of ", config.experts.experts, " experts can't be chosen"));
 }
 
 }  // namespace unshard::inference

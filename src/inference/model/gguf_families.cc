@@ -61,7 +61,8 @@ ModelConfig config_from_gguf(const Settings& metadata) {
   static const std::set<std::string> known = {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"};
   const auto arch = metadata.get<std::string>("general.architecture");
   if (!known.contains(arch))
-    metadata.fail("general.architecture", "GGUF files of llama (Llama, SmolLM2, Mistral, Mixtral), qwen2, qwen3, qwen2moe and qwen3moe can be read");
+    metadata.fail("general.architecture",
+                  "GGUF files of llama (Llama, SmolLM2, Mistral, Mixtral), qwen2, qwen3, qwen2moe and qwen3moe can be read");
   ModelConfig model;
   model.family = arch;
   model.names = gguf_names();
@@ -78,7 +79,7 @@ ModelConfig config_from_gguf(const Settings& metadata) {
   if (arch.starts_with("qwen3")) model.names.q_norm = "blk.{}.attn_q_norm", model.names.k_norm = "blk.{}.attn_k_norm";
   read_rope(metadata, arch, model);
   read_experts(metadata, arch, model);
-  model.vocab = metadata.size_or(arch + ".vocab_size", 0);      // else as many as the embedding has rows
+  model.vocab = metadata.size_or(arch + ".vocab_size", 0);  // else as many as the embedding has rows
   for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
     if (!metadata.has(key)) continue;
     const auto token = metadata.get<Token>(key);

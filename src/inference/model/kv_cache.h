@@ -1,8 +1,8 @@
 #pragma once
 // Memory of the paged KV cache: one region a layer, divided into blocks that the scheduler hands out.
 #include <cstdint>
-#include <utility>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "inference/kernels/attention.h"

@@ -24,6 +24,7 @@ class Loader {
     for (std::int64_t i = 0; i < config_.layers; ++i) weights.layers.push_back(layer(i));
     const bool tied = !reader_.has(names_.output);
     const auto vocab = shard_.of(config_.vocab, 16);
+    dtype_of_output();
     weights.output = linear({rows(tied ? weights.embedding : reader_.matrix(names_.output, config_.vocab, config_.hidden), vocab)});
     weights.output.bias = slice(reader_.vector(names_.output, ".bias", config_.vocab), vocab);
     weights.first_output = vocab.begin;
@@ -33,9 +34,14 @@ class Loader {
   }
 
  private:
+  /// The last matrix decides between near tokens: in eight bits where the others have four, or where inputs are rounded a row at a time.
+  void dtype_of_output() {
+    if (dtype_ == "int4" || dtype_ == "w8a8") dtype_ = "int8";
+  }
+
   WeightView embedding(const std::string& name, std::int64_t rows) {
     if (!config_.transposed) return reader_.matrix(name, rows, config_.hidden);
-    const WeightView* view = reader_.find(name, ".weight");     // embeddings are stored [vocab, hidden] in every family
+    const WeightView* view = reader_.find(name, ".weight");  // embeddings are stored [vocab, hidden] in every family
     if (!view || view->cols != config_.hidden || (rows != 0 && view->rows != rows))
       throw ModelError(cat(reader_.path(), ": '", name, ".weight' is missing, or isn't [", rows, ", ", config_.hidden, "]"));
     return *view;
@@ -88,7 +94,7 @@ class Loader {
   WeightType type_of(const WeightView& view) const {
     const auto type = weight_type_for(dtype_, view.type);
     const bool grouped = type == WeightType::q4 || type == WeightType::q8;
-    return grouped && view.cols % 32 != 0 ? WeightType::bf16 : type;     // rows that aren't whole groups
+    return grouped && view.cols % 32 != 0 ? WeightType::bf16 : type;  // rows that aren't whole groups
   }
 
   Linear qkv(std::int64_t i) {
@@ -96,8 +102,9 @@ class Loader {
     const Range kv = shard_.of(config_.kv_heads);
     std::vector<WeightView> parts;
     std::vector<float> bias;
-    std::int64_t first = 0;                       // row of a fused matrix
-    for (const auto& [pattern, heads] : {std::pair{&names_.q, config_.heads}, {&names_.k, config_.kv_heads}, {&names_.v, config_.kv_heads}}) {
+    std::int64_t first = 0;  // row of a fused matrix
+    for (const auto& [pattern, heads] :
+         {std::pair{&names_.q, config_.heads}, {&names_.k, config_.kv_heads}, {&names_.v, config_.kv_heads}}) {
       const bool fused = !names_.qkv.empty(), turned = config_.interleaved_qk && pattern != &names_.v;
       const auto name = TensorReader::name(fused ? names_.qkv : *pattern, i);
       const auto all = fused ? (config_.heads + 2 * config_.kv_heads) * size : heads * size;
@@ -121,7 +128,8 @@ class Loader {
     return joined;
   }
 
-  MlpWeights mlp(const std::string& gate, const std::string& up, const std::string& down, const std::string& gate_up, std::int64_t intermediate) {
+  MlpWeights mlp(const std::string& gate, const std::string& up, const std::string& down, const std::string& gate_up,
+                 std::int64_t intermediate) {
     const Range mine = features(intermediate);
     MlpWeights out;
     if (!config_.gated) {
@@ -168,8 +176,8 @@ class Loader {
       out.experts.push_back(std::move(expert));
     }
     if (sizes.shared_intermediate == 0) return out;
-    out.shared = mlp(TensorReader::name(names_.shared_gate, i), TensorReader::name(names_.shared_up, i), TensorReader::name(names_.shared_down, i), "",
-                     sizes.shared_intermediate);
+    out.shared = mlp(TensorReader::name(names_.shared_gate, i), TensorReader::name(names_.shared_up, i),
+                     TensorReader::name(names_.shared_down, i), "", sizes.shared_intermediate);
     out.shared_switch = router(TensorReader::name(names_.shared_switch, i), 1);
     return out;
   }
@@ -187,9 +195,9 @@ class Loader {
     layer.qkv = qkv(i);
     const auto output = name(names_.attention_output);
     const Range kv = shard_.of(config_.kv_heads);
-    const std::int64_t each = config_.heads / config_.kv_heads * config_.head_size;       // features a KV head
-    layer.attention_output =
-        linear({reader_.columns(reader_.matrix(output, config_.hidden, config_.heads * config_.head_size), {kv.begin * each, kv.end * each})});
+    const std::int64_t each = config_.heads / config_.kv_heads * config_.head_size;  // features a KV head
+    layer.attention_output = linear(
+        {reader_.columns(reader_.matrix(output, config_.hidden, config_.heads * config_.head_size), {kv.begin * each, kv.end * each})});
     layer.attention_output.bias = bias_of_sum(output);
     const auto& dense = config_.experts.dense_layers;
     layer.dense = config_.experts.experts == 0 || (!dense.empty() && dense[at]);
@@ -206,7 +214,7 @@ class Loader {
   TensorReader reader_;
   const ModelConfig& config_;
   const TensorNames& names_;
-  const std::string dtype_;
+  std::string dtype_;
   const Shard shard_;
   Workers& workers_;
   std::int64_t bytes_ = 0, parameters_ = 0;
@@ -216,7 +224,7 @@ class Loader {
 
 WeightType weight_type_for(const std::string& dtype, FileType type) {
   static const std::map<std::string, WeightType> asked = {{"fp32", WeightType::f32}, {"fp16", WeightType::f16}, {"bf16", WeightType::bf16},
-      {"int8", WeightType::q8}, {"int4", WeightType::q4}, {"w8a8", WeightType::w8a8}};
+                                                          {"int8", WeightType::q8},  {"int4", WeightType::q4},  {"w8a8", WeightType::w8a8}};
   if (const auto found = asked.find(dtype); found != asked.end()) return found->second;
   switch (type) {
     case FileType::f32:
@@ -234,7 +242,8 @@ WeightType weight_type_for(const std::string& dtype, FileType type) {
   }
 }
 
-ModelWeights load_weights(const WeightSource& source, const ModelConfig& config, const std::string& dtype, const Shard& shard, Workers& workers) {
+ModelWeights load_weights(const WeightSource& source, const ModelConfig& config, const std::string& dtype, const Shard& shard,
+                          Workers& workers) {
   try {
     return Loader(source, config, dtype, shard, workers).load();
   } catch (const std::invalid_argument& error) {

@@ -23,14 +23,14 @@ struct NormWeights {
 };
 
 struct MlpWeights {
-  Linear in, down;          ///< in: gate and up where gated, else up
+  Linear in, down;  ///< in: gate and up where gated, else up
 };
 
 struct ExpertWeights {
-  Linear router;            ///< fp32
+  Linear router;  ///< fp32
   std::vector<MlpWeights> experts;
   MlpWeights shared;
-  Linear shared_switch;     ///< fp32, [1, hidden]
+  Linear shared_switch;  ///< fp32, [1, hidden]
 };
 
 struct LayerWeights {
@@ -44,9 +44,9 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  WeightView embedding, positions;      ///< read where they lie in the file
+  WeightView embedding, positions;  ///< read where they lie in the file
   NormWeights final_norm;
-  Linear output;                        ///< of this rank: vocabulary from first_output on
+  Linear output;  ///< of this rank: vocabulary from first_output on
   std::int64_t first_output = 0;
   std::vector<LayerWeights> layers;
   std::int64_t bytes = 0, parameters = 0;
@@ -58,6 +58,7 @@ WeightType weight_type_for(const std::string& dtype, FileType type);
 /// `shard`: which part of each matrix; biases of cut sums are rank 0's.
 /// Cost: reads every weight once; holds the packed weights and one matrix as float.
 /// \throws ModelError naming a missing tensor, or one of another shape than the configuration says
-ModelWeights load_weights(const WeightSource& source, const ModelConfig& config, const std::string& dtype, const Shard& shard, Workers& workers);
+ModelWeights load_weights(const WeightSource& source, const ModelConfig& config, const std::string& dtype, const Shard& shard,
+                          Workers& workers);
 
 }  // namespace unshard::inference

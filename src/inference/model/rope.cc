@@ -1,4 +1,5 @@
-// Rotary embedding's tables. Source: RoFormer (arXiv 2104.09864); Llama 3.1's scaling; YaRN (arXiv 2309.00071); LongRoPE (arXiv 2402.13753).
+// Rotary embedding's tables. Source: RoFormer (arXiv 2104.09864); Llama 3.1's scaling; YaRN (arXiv 2309.00071); LongRoPE (arXiv
+// 2402.13753).
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -53,7 +54,8 @@ double yarn_scale(double factor, double mscale) { return factor <= 1 ? 1.0 : 0.1
 double attention_factor_of(const RopeConfig& rope) {
   if (rope.attention_factor > 0) return rope.attention_factor;
   if (rope.kind == RopeKind::yarn) {
-    if (rope.mscale > 0 && rope.mscale_all_dim > 0) return yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim);
+    if (rope.mscale > 0 && rope.mscale_all_dim > 0)
+      return yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim);
     return yarn_scale(rope.factor, 1);
   }
   if (rope.kind == RopeKind::longrope && rope.factor > 1)

@@ -32,9 +32,7 @@ class Settings {
     return has(key) ? get<T>(key) : otherwise;
   }
   /// A size: at least `least`, at most 2^31.
-  std::int64_t size(const std::string& key, std::int64_t least = 1) const {
-    return checked(key, get<std::int64_t>(key), least);
-  }
+  std::int64_t size(const std::string& key, std::int64_t least = 1) const { return checked(key, get<std::int64_t>(key), least); }
   std::int64_t size_or(const std::string& key, std::int64_t otherwise, std::int64_t least = 0) const {
     return has(key) ? size(key, least) : otherwise;
   }

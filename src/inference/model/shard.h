@@ -13,8 +13,8 @@ class Peers {
   virtual ~Peers() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual void all_reduce(float* values, std::int64_t count) = 0;             ///< sums, in rank order
-  virtual void broadcast(std::vector<std::int32_t>& words) = 0;               ///< rank 0's; others' are resized
+  virtual void all_reduce(float* values, std::int64_t count) = 0;  ///< sums, in rank order
+  virtual void broadcast(std::vector<std::int32_t>& words) = 0;    ///< rank 0's; others' are resized
 };
 
 struct Range {

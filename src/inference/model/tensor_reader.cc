@@ -20,7 +20,7 @@ const WeightView* TensorReader::find(const std::string& name, const char* kind) 
   if (name.empty()) return nullptr;
   for (const char* prefix : {"", "transformer.", "model."})
     if (const auto* view = source_.find(cat(prefix, name, kind))) return view;
-  if (name.starts_with("model.")) return source_.find(cat(name.substr(6), kind));     // saved from the model without its head
+  if (name.starts_with("model.")) return source_.find(cat(name.substr(6), kind));  // saved from the model without its head
   return nullptr;
 }
 
@@ -40,8 +40,8 @@ WeightView TensorReader::matrix(const std::string& name, std::int64_t rows, std:
   const WeightView& stored = needed(name);
   const std::int64_t stored_rows = config_.transposed ? cols : rows, stored_cols = config_.transposed ? rows : cols;
   if ((stored_rows != 0 && stored.rows != stored_rows) || (stored_cols != 0 && stored.cols != stored_cols))
-    throw ModelError(cat(source_.path(), ": '", stored.name, "' is [", stored.rows, ", ", stored.cols, "]; the configuration wants [", stored_rows, ", ",
-                         stored_cols, "]"));
+    throw ModelError(cat(source_.path(), ": '", stored.name, "' is [", stored.rows, ", ", stored.cols, "]; the configuration wants [",
+                         stored_rows, ", ", stored_cols, "]"));
   if (!config_.transposed) return stored;
   const WeightView turned = make(stored, stored.cols, stored.rows, FileType::f32);
   auto* out = reinterpret_cast<float*>(made_.back().data());
@@ -61,11 +61,12 @@ WeightView TensorReader::columns(const WeightView& whole, Range range) {
   if (range.size() == whole.cols) return whole;
   const auto unit = block_values(whole.type);
   if (range.begin % unit != 0 || range.size() % unit != 0)
-    throw ModelError(cat(source_.path(), ": '", whole.name, "' is held in blocks of ", unit, " values, which ", range.begin, " to ", range.end,
-                         " cuts; use another number of ranks"));
+    throw ModelError(cat(source_.path(), ": '", whole.name, "' is held in blocks of ", unit, " values, which ", range.begin, " to ",
+                         range.end, " cuts; use another number of ranks"));
   const WeightView cut = make(whole, whole.rows, range.size(), whole.type);
   for (std::int64_t r = 0; r < whole.rows; ++r)
-    std::memcpy(made_.back().data() + r * cut.row_bytes(), static_cast<const char*>(whole.row(r)) + range.begin / unit * block_bytes(whole.type),
+    std::memcpy(made_.back().data() + r * cut.row_bytes(),
+                static_cast<const char*>(whole.row(r)) + range.begin / unit * block_bytes(whole.type),
                 static_cast<std::size_t>(cut.row_bytes()));
   return cut;
 }
@@ -76,7 +77,8 @@ WeightView TensorReader::half_split(const WeightView& view, std::int64_t heads) 
   const std::int64_t size = view.rows / heads, half = size / 2, bytes = view.row_bytes();
   for (std::int64_t head = 0; head < heads; ++head)
     for (std::int64_t i = 0; i < size; ++i)
-      std::memcpy(made_.back().data() + (head * size + i) * bytes, view.row(head * size + i % half * 2 + i / half), static_cast<std::size_t>(bytes));
+      std::memcpy(made_.back().data() + (head * size + i) * bytes, view.row(head * size + i % half * 2 + i / half),
+                  static_cast<std::size_t>(bytes));
   return sorted;
 }
 

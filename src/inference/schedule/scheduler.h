@@ -17,7 +17,7 @@
 namespace unshard::inference {
 
 struct SchedulerOptions {
-  std::int64_t blocks = 0;         ///< KV blocks there are
+  std::int64_t blocks = 0;  ///< KV blocks there are
   std::int64_t block_tokens = 16;
   std::int64_t step_tokens = 512;  ///< tokens of a step, at most
   std::int64_t max_sequences = 256;
@@ -27,24 +27,24 @@ struct SchedulerOptions {
 using SequenceId = std::int64_t;
 
 struct NewSequence {
-  SequenceId id = 0;               ///< chosen by the caller, never used again
+  SequenceId id = 0;  ///< chosen by the caller, never used again
   std::vector<Token> prompt;
-  std::int64_t max_tokens = 0;     ///< generated tokens at most; prompt + max_tokens fits in all blocks together (the caller checks)
-  std::int64_t priority = 0;       ///< lower first
-  std::uint64_t prefix_salt = 0;   ///< sequences of different salts share nothing
+  std::int64_t max_tokens = 0;    ///< generated tokens at most; prompt + max_tokens fits in all blocks together (the caller checks)
+  std::int64_t priority = 0;      ///< lower first
+  std::uint64_t prefix_salt = 0;  ///< sequences of different salts share nothing
 };
 
 /// Tokens of one sequence in a step.
 struct Chunk {
   SequenceId sequence = 0;
-  std::int64_t position = 0;       ///< of the first token: tokens whose keys and values are there already
+  std::int64_t position = 0;  ///< of the first token: tokens whose keys and values are there already
   std::vector<Token> tokens;
   std::vector<std::int32_t> blocks;  ///< the block table up to and including these tokens
-  bool wants_token = false;        ///< the last token's logits give the sequence's next token
+  bool wants_token = false;          ///< the last token's logits give the sequence's next token
 };
 
 struct Step {
-  std::vector<Chunk> chunks;       ///< running sequences' single tokens first, then prompts
+  std::vector<Chunk> chunks;                                  ///< running sequences' single tokens first, then prompts
   std::vector<std::pair<std::int32_t, std::int32_t>> copies;  ///< blocks to copy before computing: from, to
   std::int64_t tokens = 0;
 };
@@ -65,8 +65,8 @@ class Scheduler {
   void remove(SequenceId id);
   /// \return empty chunks: nothing to do
   Step next();
-  /// Tokens chosen for chunks of the last step that wanted one. A sequence that has reached its max_tokens doesn't end by itself: the caller
-  /// removes it. Sequences removed meanwhile may be left out.
+  /// Tokens chosen for chunks of the last step that wanted one. A sequence that has reached its max_tokens doesn't end by itself: the
+  /// caller removes it. Sequences removed meanwhile may be left out.
   void finish_step(std::span<const std::pair<SequenceId, Token>> chosen);
   SchedulerCounts counts() const;
   /// Every invariant that can be checked from inside (blocks conserved, counts right). For tests. \throws std::logic_error
