@@ -14,8 +14,9 @@ namespace unshard::inference {
 /// How a packed matrix holds its values, and so in what its products are made (sums always in fp32 or int32):
 ///   f32, f16   fp32 products
 ///   bf16       inputs rounded to bf16 (VDPBF16PS where the processor has it)
-///   q8, q4     groups of 32 along a row, value = scale * q + shift with fp16 scale and shift; inputs rounded to int8 in groups of 32.
-///              The matrix is never expanded. GGUF's Q4_0, Q4_1, Q4_K and Q8_0 are taken over without rounding their q again.
+///   q8, q4     groups of 32 along a row, value = scale * q (q8) or scale * q + shift (q4), both fp16; inputs rounded to int8 in groups of
+///              32. The matrix is never expanded. GGUF's Q4_0, Q4_1, Q4_K (q4) and Q8_0, Q5_0, Q4_0 (q8) are taken over without rounding
+///              their q again.
 ///   w8a8       one scale a row of W, int8; inputs int8 with one scale a token (ZeroQuant)
 enum class WeightType { f32, f16, bf16, q8, q4, w8a8 };
 
@@ -69,7 +70,8 @@ struct Epilogue {
 
 enum class Gate { silu, gelu_tanh, gelu };
 
-/// y[T, N], rows `stride` apart.
+/// y[T, N], rows `stride` apart. A token's row has the same bits whatever other tokens there are, and with any number of workers.
+/// Activations of f32 and f16, and of q8 and q4, serve matrices of either. \throws std::invalid_argument  inputs of other cols or type
 void multiply(const Matrix& matrix, const Activations& x, float* y, std::int64_t stride, const Epilogue& epilogue, Workers& workers);
 /// y[T, N] = gate(x Wg^T) * (x Wu^T); bias: [2 N], gate's first.
 void multiply_gated(const Matrix& matrix, const Activations& x, Gate gate, float* y, std::int64_t stride, const Epilogue& epilogue,

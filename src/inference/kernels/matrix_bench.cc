@@ -2,6 +2,7 @@
 // Usage: matrix_bench [threads] [seconds a measurement] [type]. Rates are of the least times.
 // Every layer has matrices of its own, so that a pass reads all weights from memory (SmolLM2-135M: 269 MB in bf16).
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -55,26 +56,24 @@ class Stopwatch {
 
 /// Bytes a second that all workers read together from memory.
 double read_bandwidth(Workers& workers, double limit) {
-  const std::int64_t words = std::int64_t{32} << 20;
+  const std::int64_t words = std::int64_t{32} << 20, piece = std::int64_t{1} << 19, grain = 8192;
   std::vector<std::uint64_t> memory(static_cast<std::size_t>(words), 1);
-  std::vector<std::uint64_t> sums(static_cast<std::size_t>(8 * workers.count()));
+  std::atomic<std::uint64_t> total{0};
   Stopwatch watch;
-  const std::int64_t pieces = 64, length = words / pieces / workers.count();
   watch.measure(limit, [&](Stopwatch& w) {
-    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    for (std::int64_t first = 0; first < words; first += piece) {
       w.call([&] {
-        workers.run([&](std::int64_t worker) {
+        workers.parallel_for(piece, grain, [&](std::int64_t begin, std::int64_t end) {
           std::uint64_t sum[8] = {};
-          const std::uint64_t* from = memory.data() + (piece * workers.count() + worker) * length;
-          for (std::int64_t i = 0; i + 8 <= length; i += 8) {
-            for (int j = 0; j < 8; ++j) sum[j] += from[i + j];
+          for (std::int64_t i = first + begin; i + 8 <= first + end; i += 8) {
+            for (std::int64_t j = 0; j < 8; ++j) sum[j] += memory[static_cast<std::size_t>(i + j)];
           }
-          for (const std::uint64_t part : sum) sums[static_cast<std::size_t>(8 * worker)] += part;
+          for (const std::uint64_t part : sum) total += part;
         });
       });
     }
   });
-  if (sums[0] == 42) std::puts("");  // the sums are used
+  if (total == 42) std::puts("");  // the sum is used
   return static_cast<double>(words) * 8 / watch.least();
 }
 

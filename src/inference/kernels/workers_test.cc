@@ -5,8 +5,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
-#include <set>
+#include <memory>
+#include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -79,6 +79,36 @@ TEST(Workers, WakeAfterTheyFellAsleep) {
   EXPECT_EQ(ran, 15);
 }
 
+TEST(Workers, LateWorkersHarmNoLaterCall) {
+  // More workers than cores: some wake up when their call is over, among calls of both kinds whose functions and memory are gone by then.
+  Workers workers(8);
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    const auto n = static_cast<std::int64_t>(random() % 40), grain = static_cast<std::int64_t>(1 + random() % 3);
+    auto seen = std::make_unique<std::vector<std::atomic<int>>>(static_cast<std::size_t>(n));
+    workers.parallel_for(n, grain, [&, pieces = seen.get()](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) ++(*pieces)[static_cast<std::size_t>(i)];
+    });
+    for (const auto& count : *seen) ASSERT_EQ(count, 1);
+    if (round % 3 != 0) continue;
+    auto calls = std::make_unique<std::vector<std::atomic<int>>>(8);
+    workers.run([&, each = calls.get()](std::int64_t worker) { ++(*each)[static_cast<std::size_t>(worker)]; });
+    for (const auto& count : *calls) ASSERT_EQ(count, 1);
+  }
+}
+
+TEST(Workers, APieceThatThrowsLeavesTheOthersDone) {
+  Workers workers(3);
+  std::atomic<int> done{0};
+  EXPECT_THROW(workers.parallel_for(50, 1,
+                                    [&](std::int64_t begin, std::int64_t) {
+                                      ++done;
+                                      if (begin % 7 == 3) throw std::runtime_error("x");
+                                    }),
+               std::runtime_error);
+  EXPECT_EQ(done, 50);
+}
+
 TEST(Workers, CallerSleepsForASlowWorker) {
   Workers workers(2);
   bool done = false;
@@ -93,6 +123,7 @@ TEST(Workers, CallerSleepsForASlowWorker) {
 TEST(Workers, RefusesACallInsideACall) {
   Workers workers(2);
   EXPECT_THROW(workers.run([&](std::int64_t) { workers.run([](std::int64_t) {}); }), std::logic_error);
+  EXPECT_THROW(workers.parallel_for(9, 1, [&](std::int64_t, std::int64_t) { workers.run([](std::int64_t) {}); }), std::logic_error);
   EXPECT_THROW(Workers(-1), std::invalid_argument);
 }
 
