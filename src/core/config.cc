@@ -163,8 +163,8 @@ std::optional<c10::ScalarType> Config::compute_dtype() const {
   return std::nullopt;
 }
 
-void Config::resolve_auto(std::int64_t hidden_size, std::int64_t largest_numel, std::int64_t total_numel) {
-  if (!zero.reduce_bucket_auto && !zero.prefetch_bucket_auto && !zero.persistence_threshold_auto) return;
+void Config::resolve_auto(std::int64_t hidden_size, std::int64_t largest_numel, std::int64_t total_numel, std::int64_t link_numel) {
+  if (!any_auto()) return;
   // Without a hidden size: the side of a square as large as the largest matrix, so that one bucket holds any one matrix.
   const bool estimated = hidden_size <= 0;
   const double h =
@@ -174,17 +174,20 @@ void Config::resolve_auto(std::int64_t hidden_size, std::int64_t largest_numel, 
     return static_cast<std::int64_t>(std::max(1.0, std::min(numel, limit)));
   };
   auto details = std::make_shared<Details>(*details_);
-  const auto choose = [&](bool wanted, const char* path, std::int64_t& member, double numel) {
+  const auto choose = [&](bool wanted, const char* path, std::int64_t& member, double of_model, double of_link) {
     if (!wanted) return;
-    member = bounded(numel);
+    const bool link = of_link > of_model;
+    member = bounded(std::max(of_model, of_link));
     details->resolved[path] = member;
-    details->origins[path] = "model";
-    details->notices.push_back(cat(path, " = \"auto\": ", member, " elements, chosen from the model (", estimated ? "estimated " : "",
-                                   "hidden size ", static_cast<std::int64_t>(h), ")"));
+    details->origins[path] = link ? "link" : "model";
+    const auto why = link ? cat("the link between hosts (", link_numel, " elements a round trip)")
+                          : cat("the model (", estimated ? "estimated " : "", "hidden size ", static_cast<std::int64_t>(h), ")");
+    details->notices.push_back(cat(path, " = \"auto\": ", member, " elements, chosen from ", why));
   };
-  choose(zero.reduce_bucket_auto, kReduceBucket, zero.reduce_bucket_numel, h * h);
-  choose(zero.prefetch_bucket_auto, kPrefetchBucket, zero.prefetch_bucket_numel, 0.9 * h * h);
-  choose(zero.persistence_threshold_auto, kPersistence, zero.param_persistence_threshold, 10 * h);
+  const auto round_trip = static_cast<double>(link_numel);
+  choose(zero.reduce_bucket_auto, kReduceBucket, zero.reduce_bucket_numel, h * h, 4 * round_trip);
+  choose(zero.prefetch_bucket_auto, kPrefetchBucket, zero.prefetch_bucket_numel, 0.9 * h * h, 4 * round_trip);
+  choose(zero.persistence_threshold_auto, kPersistence, zero.param_persistence_threshold, 10 * h, round_trip);
   details_ = std::move(details);
 }
 

@@ -206,7 +206,7 @@ std::string schema_markdown() {
          "isn't\n"
          "listed here, a wrong type or a value out of range is an error that names the key, the value, where it came from and what is "
          "accepted.\n"
-         "`\"auto\"` means: as if absent for the batch sizes; chosen from the model where the table says so; otherwise the default, with a "
+         "`\"auto\"` means: as if absent for the batch sizes; chosen from model and link where the table says so; otherwise the default, with a "
          "notice.\n\n"
          "States: *built* has its effect; *accepted, no effect* is checked and changes nothing here (said once at start when the value "
          "differs\n"

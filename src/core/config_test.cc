@@ -127,6 +127,13 @@ TEST(Config, AutoSizesAreBoundedByTheModelAndEstimatedWithoutAHiddenSize) {
   config.resolve_auto(1000, 0, 5000);  // another model: computed anew
   EXPECT_EQ(config.zero.reduce_bucket_numel, 5000);
   EXPECT_EQ(config.zero.prefetch_bucket_numel, 5000);
+  config.resolve_auto(10, 0, 1'000'000, 3000);  // a link that carries more in a round trip than such a model asks for
+  EXPECT_EQ(config.zero.reduce_bucket_numel, 12'000);
+  EXPECT_EQ(config.zero.prefetch_bucket_numel, 12'000);
+  EXPECT_EQ(config.zero.param_persistence_threshold, 3000);
+  EXPECT_EQ(row(config, "zero_optimization.prefetch_bucket_size"), "12000 <- link");
+  EXPECT_EQ(config.notices().back(),
+            "zero_optimization.param_persistence_threshold = \"auto\": 3000 elements, chosen from the link between hosts (3000 elements a round trip)");
   Config plain = Config::from_json(R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": 77}})");
   plain.resolve_auto(1000, 0, 5000);
   EXPECT_EQ(plain.zero.reduce_bucket_numel, 77);

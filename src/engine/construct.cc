@@ -1,7 +1,9 @@
 // How an engine starts: what all ranks must have alike is compared first, then the parameters are taken over, then everything is set aside.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
+#include "comm/link_speed.h"
 #include "engine_state.h"
 #include "reducer.h"
 #include "settings.h"
@@ -50,7 +52,12 @@ Engine::State::State(const NamedParameters& parameters, const Config& given, std
         "them see; set it to false (Hugging Face: save_on_each_node=False) and save to storage that the hosts share";
   agree_no_error(*comm, error, "engine");
   const auto hidden = options.hidden_size > 0 ? options.hidden_size : model.hidden_size();
-  config.resolve_auto(hidden, model.largest_numel(), model.numel());
+  if (config.any_auto()) {
+    const double width = config.compute_dtype() ? 2 : 4;
+    // A power of two, so that runs over one link choose alike.
+    const auto in_flight = static_cast<std::uint64_t>(measure_links(*comm).bytes_in_flight() / width);
+    config.resolve_auto(hidden, model.largest_numel(), model.numel(), static_cast<std::int64_t>(std::bit_floor(in_flight)));
+  }
   agree_same_lines(*comm, model.describe(), "engine: comparing models", "all ranks must build the same model");
   agree_same_lines(*comm, settings_lines(config, options), "engine: comparing settings",
                    "give all ranks the same JSON, optimizer and schedule");

@@ -164,3 +164,19 @@ def tiny_layers(rank, world, layers):
         seconds.append(time.perf_counter() - begin)
     engine.destroy()
     return min(seconds[3:])
+
+
+# ---- "auto" --------------------------------------------------------------------------------------------------------------------------
+def chosen_sizes(rank, world):
+    """What "auto" became, and the loss of a step with it."""
+    import unshard
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
+    auto = {"stage3_param_persistence_threshold": "auto", "stage3_prefetch_bucket_size": "auto", "reduce_bucket_size": "auto"}
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3, zero_optimization={"stage": 3, **auto}))
+    chosen = engine.config["zero_optimization"]
+    loss = engine(torch.ones(1, 64)).sum()
+    engine.backward(loss)
+    engine.step()
+    engine.destroy()
+    return chosen["stage3_param_persistence_threshold"], chosen["stage3_prefetch_bucket_size"], chosen["reduce_bucket_size"], float(loss)

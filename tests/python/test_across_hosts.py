@@ -190,3 +190,15 @@ def test_a_save_on_one_rank_is_named(hosts):
         for o in pool.outcomes(test_pains.lonely_save, limit=40):
             assert o.code == 1 and o.seconds < 25
             assert "save" in o.output and "step" in o.output and "rank" in o.output, o.output[-2000:]
+
+
+def test_auto_sizes_follow_the_link(pools):
+    """1 Gbit/s and 2 ms there and back carry 250 KB, 62,500 floats, in a round trip; a model of 66,000 parameters bounds the rest."""
+    values = pools["one_each"].call(across_hosts.chosen_sizes, limit=60)
+    assert values[0] == values[1]
+    threshold, prefetch, reduce, _ = values[0]
+    assert threshold in (16384, 32768, 65536), threshold
+    assert prefetch == reduce == 64 * 512 * 2 + 512 + 64 or prefetch == 4 * threshold
+    with Zygote() as zygote, Pool(zygote, 2) as pool:
+        alone = pool.call(across_hosts.chosen_sizes, limit=60)
+    assert alone[0][0] < 10 * 512 and alone[0][3] == values[0][3]

@@ -66,7 +66,7 @@ struct ZeroConfig {
   std::int64_t max_live_parameters = 1'000'000'000;      ///< elements gathered at once (memory that isn't shared)
   std::int64_t max_reuse_distance = 1'000'000'000;
   std::int64_t sub_group_size = 1'000'000'000;
-  bool reduce_bucket_auto = false, prefetch_bucket_auto = false, persistence_threshold_auto = false;  ///< "auto": chosen from the model
+  bool reduce_bucket_auto = false, prefetch_bucket_auto = false, persistence_threshold_auto = false;  ///< "auto": chosen from model and link
   bool overlap_comm = true;
   bool contiguous_gradients = true, reduce_scatter = true, allgather_partitions = true;
   bool gather_16bit_weights_on_model_save = false;
@@ -144,9 +144,12 @@ class Config {
 
   /// dtype of the weights in forward: data_types.param_dtype, else fp16, bf16, or nullopt = leave the model as it is.
   std::optional<c10::ScalarType> compute_dtype() const;
-  /// Resolve "auto" values of zero from the model (HF's formulas for hidden size h: h*h, 0.9*h*h, 10*h, bounded by the model's size).
+  /// Resolve "auto" values of zero from the model (HF's formulas for hidden size h: h*h, 0.9*h*h, 10*h, bounded by the model's size) and
+  /// from the link between hosts: a message carries four round trips' elements at least, and what crosses within one stays whole.
   /// \param hidden_size  0: estimated from the largest matrix. \param total_numel elements in the model.
-  void resolve_auto(std::int64_t hidden_size, std::int64_t largest_numel, std::int64_t total_numel);
+  /// \param link_numel   elements that the link carries in a round trip; 0: one host, or not known
+  void resolve_auto(std::int64_t hidden_size, std::int64_t largest_numel, std::int64_t total_numel, std::int64_t link_numel = 0);
+  bool any_auto() const { return zero.reduce_bucket_auto || zero.prefetch_bucket_auto || zero.persistence_threshold_auto; }
   /// Every resolved key in document order, for `unshard config show`.
   std::vector<ConfigRow> table() const;
   /// The input as plain JSON text (after "auto" resolution of the batch triple), for `engine.config`.
