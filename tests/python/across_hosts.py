@@ -172,8 +172,9 @@ def chosen_sizes(rank, world):
     import unshard
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
-    auto = {"stage3_param_persistence_threshold": "auto", "stage3_prefetch_bucket_size": "auto", "reduce_bucket_size": "auto"}
-    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3, zero_optimization={"stage": 3, **auto}))
+    auto = {"stage3_param_persistence_threshold": "auto", "stage3_prefetch_bucket_size": "auto",
+            "reduce_bucket_size": "auto"}
+    engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3, zero=auto))
     chosen = engine.config["zero_optimization"]
     loss = engine(torch.ones(1, 64)).sum()
     engine.backward(loss)
