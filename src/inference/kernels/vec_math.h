@@ -74,8 +74,9 @@ UNSHARD_INLINE Vec abs(const Vec& x) {
 UNSHARD_INLINE Vec nearest(const Vec& x) {
   return each([&](int i) { return x.lane[i] + 12582912.0F - 12582912.0F; });
 }
+/// 2^23 + m has m as its last bits, which the shift makes the exponent (a NaN gives anything, without a cast that it would make undefined).
 UNSHARD_INLINE Vec power2(const Vec& n) {
-  return each([&](int i) { return float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(n.lane[i] + 127)) << 23); });
+  return each([&](int i) { return float_of(bits_of(n.lane[i] + 127 + 8388608.0F) << 23); });
 }
 UNSHARD_INLINE Vec where_less(const Vec& x, const Vec& y, const Vec& less, const Vec& other) {
   return each([&](int i) { return x.lane[i] < y.lane[i] ? less.lane[i] : other.lane[i]; });
