@@ -3,6 +3,7 @@ import pathlib
 
 import checkpoints
 import hosts
+import inference
 
 DOC = pathlib.Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -27,6 +28,7 @@ def targets(results):
         rows.append(target("a touched, resident parameter, us an operator", results["touch"]["touched_us"], 0.5, True))
     rows += checkpoints.targets(results.get("checkpoint", {}), target)
     rows += hosts.targets(results.get("hosts", {}), target, name_of)
+    rows += inference.targets(results.get("inference", {}), target)
     startup = results.get("startup", {}).get("unshard")
     if startup:
         rows += [target("import over torch, s", startup["import_s"], 0.2, True),
@@ -92,16 +94,19 @@ def training_table(training):
 
 
 def document(results):
-    parts = [f"Measured {results['date']} on {results['machine']}, torch {results['torch']}, commit {results['commit']}: "
-             f"`{results['command']}`.",
-             "Left out, because they weren't there: " + ", ".join(results["left_out"]) + "." if results["left_out"] else ""]
+    def when(question):
+        """Where and when this question was asked: a run of some questions leaves the others' answers as they were."""
+        said = results["measured"][question]
+        return f"Measured {said['date']} on {said['machine']}, torch {said['torch']}, commit {said['commit']}: `{said['command']}`."
+
+    parts = ["Left out, because they weren't there: " + ", ".join(results["left_out"]) + "." if results["left_out"] else ""]
     if results.get("training"):
-        parts += ["### A training step", training_table(results["training"])]
+        parts += ["### A training step", when("training"), training_table(results["training"])]
     if results.get("update"):
-        parts += [f"### The update of {results['update_millions']:g}M elements, 1 thread",
+        parts += [f"### The update of {results['update_millions']:g}M elements, 1 thread", when("update"),
                   table(["", "ms"], [[kind, f"{row['median_ms']:.1f}"] for kind, row in results["update"].items()])]
     if results.get("collectives"):
-        parts += ["### Collectives, 2 ranks",
+        parts += ["### Collectives, 2 ranks", when("collectives"),
                   "Shares of the speed of memcpy: of blocks too large for the caches (the target's), and of blocks of that very size, "
                   "which for small ones is the core's own cache.",
                   table(["", "operation", "KiB", "us (median)", "share of memcpy's speed", "of blocks of that size"],
@@ -109,11 +114,13 @@ def document(results):
                           f"{row['bound_us'] / row['median_us']:.2f}", f"{row['same_size_us'] / row['median_us']:.2f}"]
                          for row in results["collectives"]])]
     if results.get("startup"):
-        parts += ["### Start-up", table(["", "import over torch, s", "first initialize, s", "first step, s"],
+        parts += ["### Start-up", when("startup"), table(["", "import over torch, s", "first initialize, s", "first step, s"],
                                         [[name, *(f"{row[key]:.2f}" for key in ("import_s", "initialize_s", "first_step_s"))]
                                          for name, row in results["startup"].items()])]
-    parts += checkpoints.tables(results.get("checkpoint", {}), table)
-    parts += hosts.tables(results.get("hosts", {}), table, name_of)
+    for question, tables in (("checkpoint", checkpoints.tables(results.get("checkpoint", {}), table)),
+                             ("hosts", hosts.tables(results.get("hosts", {}), table, name_of)),
+                             ("inference", inference.tables(results.get("inference", {}), table))):
+        parts += [*tables[:1], when(question), *tables[1:]] if tables else []
     rows = [[what, f"{value:.3g}", wanted, "met" if met else "**not met**"] for what, value, wanted, met in targets(results)]
     parts += ["### Against the targets", table(["", "measured", "wanted", ""], rows)]
     return "\n\n".join(part for part in parts if part)

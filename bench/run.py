@@ -1,6 +1,6 @@
 """`make bench`: speed and memory of Unshard beside its peers, in one run on one machine.
 
-    python bench/run.py [--only training,update,collectives,startup,touch,hosts,checkpoint] [--rounds N] [--quick] [--no-document]
+    python bench/run.py [--only training,update,collectives,startup,touch,hosts,checkpoint,inference] [--rounds N] [--quick] [--no-document]
 
 UNSHARD_PEERS_PYTHON names the interpreter of an environment with DeepSpeed; without it DeepSpeed is left out, and that is said. DeepSpeed's
 first run there compiles its operators, which takes minutes; the bench does that once before it measures.
@@ -17,12 +17,14 @@ import sys
 
 import checkpoints
 import hosts
+import inference
 import questions
 import report
 from ranks import BenchError, run
 
 BENCH = pathlib.Path(__file__).resolve().parent
-ALL = ["training", "update", "collectives", "startup", "touch", "hosts", "checkpoint"]
+RESULTS = BENCH / "results.json"
+ALL = ["training", "update", "collectives", "startup", "touch", "hosts", "checkpoint", "inference"]
 
 
 def find_peers():
@@ -54,6 +56,11 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
+def earlier():
+    """What other questions found in an earlier run: a run of some questions leaves the answers to the others."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
 def measure(options, peers, failures):
     asked = options.only.split(",") if options.only else ALL
     results = {}
@@ -75,6 +82,8 @@ def measure(options, peers, failures):
                                            options.modes.split(",") if options.modes else None)
         elif what == "checkpoint":
             results[what] = checkpoints.question(peers, failures, options.rounds, 4 if options.quick else 60, questions.say)
+        elif what == "inference":
+            results[what] = inference.question(peers, failures, options.rounds, questions.say)
         else:
             raise SystemExit(f"bench: there is no question '{what}'; there is {', '.join(ALL)}")
     return results
@@ -100,10 +109,13 @@ def main():
     if peers:
         warm_up(peers, options.only or ALL)
     failures = []
-    results = {"date": datetime.date.today().isoformat(), "machine": machine(), "torch": torch.__version__, "commit": commit(),
-               "command": "make bench" + (f" ARGS='{' '.join(sys.argv[1:])}'" if sys.argv[1:] else ""), "left_out": left_out,
-               "update_millions": options.millions, **measure(options, peers, failures), "failures": failures}
-    (BENCH / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    when = {"date": datetime.date.today().isoformat(), "machine": machine(), "torch": torch.__version__, "commit": commit(),
+            "command": "make bench" + (f" ARGS='{' '.join(sys.argv[1:])}'" if sys.argv[1:] else "")}
+    measured = measure(options, peers, failures)
+    results = {**(earlier() if options.only else {}), "left_out": left_out, "update_millions": options.millions, **measured,
+               "failures": failures}
+    results["measured"] = {**results.get("measured", {}), **dict.fromkeys(measured, when)}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print("\n== against the targets")
     for what, value, wanted, met in report.targets(results):
         print(f"  {'met    ' if met else 'NOT MET'} {what}: {value:.3g} (wanted {wanted})")

@@ -59,6 +59,8 @@ std::int64_t Engine::submit(std::span<const Token> prompt, const RequestOptions&
   require(room > 0, "[inference.submit] the prompt has ", tokens, " tokens and the context ", impl_->runner->info().context,
           ": nothing is left for an answer");
   options.validate(impl_->runner->info().vocab);
+  require(options.n <= impl_->options.max_sequences, "[inference.submit] n ", options.n, " is beyond the ", impl_->options.max_sequences,
+          " sequences that run at once (max_sequences)");
   require(options.max_tokens <= room, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
           " are beyond the context of ", impl_->runner->info().context);
   const auto held = impl_->runner->kv_blocks() * kBlockTokens;

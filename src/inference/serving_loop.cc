@@ -255,8 +255,12 @@ void ServingLoop::sample(const Step& step) {
     choose(0);
 
   std::vector<std::pair<SequenceId, Token>> chosen;
-  for (const auto& draw : draws)
-    if (draw.error.empty()) chosen.emplace_back(draw.id, draw.choice.token);
+  for (const auto& draw : draws) {
+    if (draw.error.empty())
+      chosen.emplace_back(draw.id, draw.choice.token);
+    else
+      scheduler_.remove(draw.id);
+  }
   scheduler_.finish_step(chosen);
   for (auto& draw : draws) {
     if (!draw.error.empty())

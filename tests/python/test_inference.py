@@ -132,6 +132,31 @@ def test_filters_and_minimum_lengths(folder):
     engine.close()
 
 
+def test_a_filter_that_fails_ends_its_request_alone(folder):
+    path = folder / "llama-filter"
+    save_tiny("llama", path)
+
+    def broken(generated):
+        if len(generated) == 3:
+            raise KeyError("lost")
+        return b"\xff" * (4 * ((259 + 31) // 32))
+
+    engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512})
+    options = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+    alone = engine.submit([3, 4, 5], options)
+    wanted = drain(engine, [(alone, 0)])[(alone, 0)]
+    failing, other = engine.submit([3, 4, 5], {**options, "filters": [broken]}), engine.submit([3, 4, 5], options)
+    ends = {}
+    while len(ends) < 2:
+        for request, _, _, _, _, finish, error in engine.poll(30):
+            if finish:
+                ends[request] = (finish, error)
+    assert ends[failing][0] == "error" and "lost" in ends[failing][1] and ends[other] == ("length", "")
+    again = engine.submit([3, 4, 5], options)
+    assert drain(engine, [(again, 0)])[(again, 0)] == wanted and engine.stats()["blocks_used"] == 0
+    engine.close()
+
+
 @pytest.mark.parametrize("break_it, says", [
     (lambda d: (d / "config.json").unlink(), "config.json"),
     (lambda d: (d / "model.safetensors").unlink(), "safetensors"),
