@@ -136,11 +136,11 @@ TEST_P(Products, ATokensBitsAreTheSameAloneAndInABatch) {
 }
 
 TEST_P(Products, BitsDoNotDependOnPiecesOfLongRows) {
-  const std::int64_t n = 20, k = 20000, tokens = 70;
+  const std::int64_t n = 20, k = 19968, tokens = 70;
   const Floats w = random_floats(n * k, 3, 0.05F), x = random_floats(tokens * k, 4);
   const WeightView view = view_of(w, n, k);
   for (const WeightType type : kTypes) {
-    if (grouped(type) || GetParam()->name == std::string("portable")) continue;
+    if (GetParam()->name == std::string("portable")) continue;  // takes long there
     const Matrix matrix = Matrix::pack({&view, 1}, type, workers_);
     const Floats all = product(matrix, x, tokens, type, workers_);
     for (const std::int64_t t : {0, 7, 69}) {
