@@ -21,6 +21,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(${isa_avx512_vnni} PROPERTIES COMPILE_OPTIONS "${isa_avx512_flags};-mavx512vnni")
 endif()
 
+# Loops over tiles of products and attention, and packing, are worth the longer compilation.
+file(GLOB isa_inference ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx2.cc ${CMAKE_SOURCE_DIR}/src/inference/kernels/*_avx512*.cc
+     ${CMAKE_SOURCE_DIR}/src/inference/kernels/quantize.cc)
+set_property(SOURCE ${isa_inference} APPEND PROPERTY COMPILE_OPTIONS -O3)
+
 # ATen's parallel_for is an OpenMP template: the one file that instantiates it needs the flag, and whatever links it the library. Torch's
 # own copy when it brings one, so that a process has one pool of threads.
 find_package(OpenMP COMPONENTS CXX)
