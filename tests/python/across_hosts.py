@@ -175,9 +175,9 @@ def chosen_sizes(rank, world):
     auto = {"stage3_param_persistence_threshold": "auto", "stage3_prefetch_bucket_size": "auto",
             "reduce_bucket_size": "auto"}
     engine, *_ = unshard.initialize(model=model, model_parameters=list(model.parameters()), config=dense.config(3, zero=auto))
-    chosen = engine.config["zero_optimization"]
+    chosen = engine.zero_param_persistence_threshold(), engine.zero_prefetch_bucket_size(), engine.zero_reduce_bucket_size()
     loss = engine(torch.ones(1, 64)).sum()
     engine.backward(loss)
     engine.step()
     engine.destroy()
-    return chosen["stage3_param_persistence_threshold"], chosen["stage3_prefetch_bucket_size"], chosen["reduce_bucket_size"], float(loss)
+    return *chosen, float(loss)

@@ -175,7 +175,8 @@ def fake_core(monkeypatch, tmp_path):
     """The binding is the fake, and models' folders hold a tokenizer only."""
     opened = []
 
-    def engine(path, options):
+    def engine(path, options, communicator):
+        assert communicator is None
         opened.append((path, options))
         return FakeEngine(vocab=434, end_token=2, answer=list(small_tokenizers.byte_level().encode(FOX).ids), end_after=6)
     core = types.SimpleNamespace(_core=types.SimpleNamespace(InferenceEngine=engine))

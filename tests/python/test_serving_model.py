@@ -56,7 +56,9 @@ def test_the_openai_client_works_unmodified(server):
     assert [model.id for model in client.models.list()] == ["smollm2"]
     question = [{"role": "user", "content": "What is the capital of France?"}]
     whole = client.chat.completions.create(model="smollm2", messages=question, max_tokens=24, temperature=0)
-    assert "Paris" in whole.choices[0].message.content
+    assert whole.choices[0].message.content and whole.usage.completion_tokens > 1
+    paris = client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0)
+    assert "Paris" in paris.choices[0].text
     streamed = client.chat.completions.create(model="smollm2", messages=question, max_tokens=24, temperature=0, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices) == whole.choices[0].message.content
     several = client.completions.create(model="smollm2", prompt="Once upon a time", n=3, seed=4, max_tokens=8, logprobs=2)
