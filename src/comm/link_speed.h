@@ -12,8 +12,8 @@ struct LinkSpeed {
   double bytes_in_flight() const { return round_trip_s * bytes_per_s; }
 };
 
-/// The link with most bytes in flight of those between rank 0's host and the others; zeros with one host, or where CPU tensors don't travel.
-/// Collective; the same on all ranks. Cost: some round trips and 3 MiB to each other host, once.
+/// The link with most bytes in flight of those between rank 0's host and the others; zeros with one host, or where CPU tensors don't
+/// travel. Collective; the same on all ranks. Cost: some round trips and 3 MiB to each other host, once.
 LinkSpeed measure_links(Communicator& comm);
 
 }  // namespace unshard

@@ -16,7 +16,7 @@ std::set<std::pair<double, double>> measured(const std::vector<int>& hosts, cons
   std::set<std::pair<double, double>> said;
   std::mutex mutex;
   testing::run_hosts(hosts, options, [&](int, Communicator& comm) {
-    for (int again = 0; again < 2; ++again) {      // the messages of the first time are all taken
+    for (int again = 0; again < 2; ++again) {  // the messages of the first time are all taken
       const auto speed = measure_links(comm);
       if (again == 0) continue;
       std::lock_guard lock(mutex);
@@ -32,7 +32,7 @@ TEST(LinkSpeed, IsTheSameOnAllRanksOfSeveralHosts) {
   const auto said = measured({2, 1, 2}, {});
   ASSERT_EQ(said.size(), 1u);
   EXPECT_GT(said.begin()->first, 0);
-  EXPECT_GT(said.begin()->second, 1e6);            // loopback
+  EXPECT_GT(said.begin()->second, 1e6);  // loopback
 }
 
 }  // namespace

@@ -133,7 +133,8 @@ TEST(Config, AutoSizesAreBoundedByTheModelAndEstimatedWithoutAHiddenSize) {
   EXPECT_EQ(config.zero.param_persistence_threshold, 3000);
   EXPECT_EQ(row(config, "zero_optimization.prefetch_bucket_size"), "12000 <- link");
   EXPECT_EQ(config.notices().back(),
-            "zero_optimization.param_persistence_threshold = \"auto\": 3000 elements, chosen from the link between hosts (3000 elements a round trip)");
+            "zero_optimization.param_persistence_threshold = \"auto\": 3000 elements, chosen from the link between hosts (3000 elements a "
+            "round trip)");
   Config plain = Config::from_json(R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": 77}})");
   plain.resolve_auto(1000, 0, 5000);
   EXPECT_EQ(plain.zero.reduce_bucket_numel, 77);

@@ -111,7 +111,8 @@ void bind_config(py::module_& module) {
       .def_readonly("grad_accum_dtype", &Config::grad_accum_dtype)
       .def_readonly("buffer_dtype", &Config::buffer_dtype)
       .def("compute_dtype", &Config::compute_dtype, "dtype of the weights in forward; None: as the model has it.")
-      .def("resolve_auto", &Config::resolve_auto, py::arg("hidden_size"), py::arg("largest_numel"), py::arg("total_numel"), py::arg("link_numel") = 0)
+      .def("resolve_auto", &Config::resolve_auto, py::arg("hidden_size"), py::arg("largest_numel"), py::arg("total_numel"),
+           py::arg("link_numel") = 0)
       .def(
           "without_optimizer",
           [](const Config& config) {

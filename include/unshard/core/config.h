@@ -66,7 +66,8 @@ struct ZeroConfig {
   std::int64_t max_live_parameters = 1'000'000'000;      ///< elements gathered at once (memory that isn't shared)
   std::int64_t max_reuse_distance = 1'000'000'000;
   std::int64_t sub_group_size = 1'000'000'000;
-  bool reduce_bucket_auto = false, prefetch_bucket_auto = false, persistence_threshold_auto = false;  ///< "auto": chosen from model and link
+  bool reduce_bucket_auto = false, prefetch_bucket_auto = false,
+       persistence_threshold_auto = false;  ///< "auto": chosen from model and link
   bool overlap_comm = true;
   bool contiguous_gradients = true, reduce_scatter = true, allgather_partitions = true;
   bool gather_16bit_weights_on_model_save = false;
