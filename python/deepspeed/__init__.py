@@ -17,6 +17,8 @@ _HOME = {
     "DeepSpeedConfig": ("deepspeed.runtime.config", "DeepSpeedConfig"),
     "DeepSpeedConfigError": ("unshard", "ConfigError"),
     "OnDevice": ("unshard.on_device", "OnDevice"),
+    "InferenceEngine": ("unshard.inference.injected", "InferenceEngine"),
+    "init_inference": ("unshard.inference.injected", "init_inference"),
     "initialize": ("deepspeed._start", "initialize"),
     "init_distributed": ("deepspeed.comm.comm", "init_distributed"),
     "add_config_arguments": ("deepspeed._start", "add_config_arguments"),

@@ -33,8 +33,8 @@ MODULES = {
 # {module: names in it}
 NAMES = {
     "deepspeed": "DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer "
-                 "DualPipeVEngine DualPipeVModule InferenceEngine PipelineEngine PipelineModule default_inference_config "
-                 "init_inference replace_transformer_layer revert_transformer_layer set_autotp_mode tp_model_init",
+                 "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule default_inference_config "
+                 "replace_transformer_layer revert_transformer_layer set_autotp_mode tp_model_init",
     "deepspeed.checkpointing": "CheckpointFunction",
     "deepspeed.runtime.utils": "CheckOverflow PartitionedTensor",
     "deepspeed.zero": "DeepSpeedZeroConfig MiCS_Init",

@@ -68,7 +68,7 @@ for name in dir(unshard):
 def test_names_of_later_work_say_so_and_are_absent_for_hasattr():
     run("""
 import deepspeed
-for holder, name in ((deepspeed, "pipe"), (deepspeed.moe, "layer"), (deepspeed, "init_inference"), (deepspeed.zero, "MiCS_Init"),
+for holder, name in ((deepspeed, "pipe"), (deepspeed.moe, "layer"), (deepspeed, "tp_model_init"), (deepspeed.zero, "MiCS_Init"),
                      (deepspeed.ops, "lamb")):
     assert not hasattr(holder, name)
     try:
@@ -81,7 +81,7 @@ assert not hasattr(deepspeed, "no_such_thing")
 
 
 @pytest.mark.parametrize("module, name", [
-    ("deepspeed", "init_inference"), ("deepspeed", "PipelineModule"), ("deepspeed.zero", "MiCS_Init"),
+    ("deepspeed", "tp_model_init"), ("deepspeed", "PipelineModule"), ("deepspeed.zero", "MiCS_Init"),
     ("deepspeed.runtime.zero", "MiCS_Init"), ("deepspeed.checkpointing", "CheckpointFunction"),
     ("deepspeed.runtime.utils", "PartitionedTensor")])
 def test_a_name_of_later_work_can_be_imported_and_says_so_when_used(module, name):

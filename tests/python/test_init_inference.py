@@ -1,0 +1,127 @@
+"""`deepspeed.init_inference`: the module's own numbers and generate()'s own tokens, from the inference engine."""
+import deepspeed
+import pytest
+import ranks
+import torch
+from inference_models import save_tiny
+
+FAMILIES = ["llama", "gpt2", "qwen3_moe", "phi"]
+
+
+def injected(model, **keywords):
+    return deepspeed.init_inference(model, **{"dtype": torch.float32, "replace_with_kernel_inject": True, **keywords})
+
+
+def ids(rows, length, seed=1):
+    return torch.randint(3, 250, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forward_and_generate_are_the_modules(family, tmp_path):
+    model = save_tiny(family, tmp_path)
+    tokens = ids(2, 30)
+    with torch.no_grad():
+        logits = model(tokens).logits
+    wanted = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=15, do_sample=False, pad_token_id=0)
+    engine = injected(model)
+    assert (engine(tokens).logits - logits).abs().max() < 1e-4
+    assert engine.generate(tokens, max_new_tokens=15, do_sample=False, pad_token_id=0).tolist() == wanted.tolist()
+    assert engine.module is model and engine.config is model.config
+    engine.destroy()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine(tokens)
+
+
+def test_padding_on_the_left_and_ends_of_different_lengths(tmp_path):
+    model = save_tiny("llama", tmp_path)
+    tokens, mask = ids(3, 20), torch.ones(3, 20, dtype=torch.long)
+    for row, padding in enumerate((0, 5, 12)):
+        tokens[row, :padding], mask[row, :padding] = 0, 0
+    ends = model.generate(tokens, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    end = int(ends[0, 20 + 4])                     # what the first row generates fifth ends rows here, so that they end at different places
+    engine = injected(model)
+    for more in ({}, {"eos_token_id": end}, {"eos_token_id": [end, 7], "min_new_tokens": 8}, {"repetition_penalty": 1.5},
+                 {"max_new_tokens": None, "max_length": 26}):
+        options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **more}
+        assert engine.generate(tokens, **options).tolist() == model.generate(tokens, **options).tolist(), more
+    with pytest.raises(ValueError, match="padding on the left"):
+        engine.generate(tokens, attention_mask=mask.flip(1), max_new_tokens=2)
+    engine.destroy()
+
+
+def test_sampling_follows_torchs_seed(tmp_path):
+    model = save_tiny("llama", tmp_path)
+    engine = injected(model)
+    options = {"max_new_tokens": 10, "do_sample": True, "temperature": 0.9, "top_p": 0.95, "num_return_sequences": 3, "pad_token_id": 0}
+    torch.manual_seed(3)
+    first = engine.generate(ids(2, 9), **options)
+    torch.manual_seed(3)
+    assert first.shape[0] == 6 and torch.equal(first, engine.generate(ids(2, 9), **options))
+    assert not torch.equal(first, engine.generate(ids(2, 9), **options))
+    greedy = engine.generate(ids(2, 9), max_new_tokens=10, do_sample=True, top_k=1, pad_token_id=0)
+    assert greedy.tolist() == engine.generate(ids(2, 9), max_new_tokens=10, do_sample=False, pad_token_id=0).tolist()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"num_beams": 4}, "num_beams"), ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"), ({"streamer": object()}, "streamer"),
+    ({"return_dict_in_generate": True}, "return_dict_in_generate")])
+def test_what_generate_has_and_the_engine_has_not_is_named(options, says, tmp_path):
+    engine = injected(save_tiny("llama", tmp_path))
+    with pytest.raises(NotImplementedError, match=says):
+        engine.generate(ids(1, 4), max_new_tokens=3, **options)
+    with pytest.raises(NotImplementedError, match="labels"):
+        engine(ids(1, 4), labels=ids(1, 4))
+    engine.destroy()
+
+
+def test_without_kernels_the_module_runs_in_the_dtype(tmp_path):
+    model = save_tiny("llama", tmp_path)
+    engine = deepspeed.init_inference(model, dtype=torch.bfloat16)
+    assert engine(ids(1, 5)).logits.dtype == torch.bfloat16
+    assert engine.generate(ids(1, 5), max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 9)
+    plain = torch.nn.Linear(3, 2)
+    assert deepspeed.init_inference(plain, dtype="fp32")(torch.ones(1, 3)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("config, keywords, error, says", [
+    ({"dtype": "fp32"}, {"dtype": "bf16"}, ValueError, "say it once"),
+    ({"replace_with_kernel_injection": True}, {}, ValueError, "did you mean"),
+    ({}, {"dtype": "fp64"}, ValueError, "fp64"), ({"quant": {"enabled": True}}, {}, NotImplementedError, "quant"),
+    ({}, {"mp_size": 2, "tensor_parallel": {"tp_size": 4}}, ValueError, "mp_size"),
+    ({}, {"tp": {"tp_size": 2}}, NotImplementedError, "AutoTP"),
+    ({}, {"replace_with_kernel_inject": True}, ValueError, "Hugging Face"), (3, {}, ValueError, "int"),
+])
+def test_wrong_settings_are_named(config, keywords, error, says):
+    with pytest.raises(error, match=says):
+        deepspeed.init_inference(torch.nn.Linear(2, 2), config, **keywords)
+
+
+def test_as_many_ranks_as_tp_size_are_needed(tmp_path):
+    with pytest.raises(ValueError, match="tp_size is 2 and there are 1 ranks"):
+        injected(save_tiny("llama", tmp_path), tensor_parallel={"tp_size": 2})
+
+
+def of_rank(rank, world, folder):
+    import transformers
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    engine = injected(model, tensor_parallel={"tp_size": world})
+    tokens = ids(2, 12)
+    out = engine.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    wanted = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False, pad_token_id=0)
+    with torch.no_grad():
+        difference = float((engine(tokens).logits - model(tokens).logits).abs().max())
+    same = out.tolist() == wanted.tolist()
+    try:
+        engine.generate(tokens, max_new_tokens=500)
+        far = "no error"
+    except ValueError as error:
+        far = str(error)
+    engine.destroy()
+    return same, difference, far
+
+
+def test_two_ranks_generate_what_one_module_does(tmp_path):
+    save_tiny("llama", tmp_path)
+    for same, difference, far in ranks.run_ranks(2, of_rank, str(tmp_path), limit=90):
+        assert same and difference < 1e-4 and far == "no error"          # as many tokens as the context holds
