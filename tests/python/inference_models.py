@@ -16,7 +16,7 @@ _ALL = {
     "llama": ("llama", {}),
     "llama3": ("llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
-    "llama_biased": ("llama", {"attention_bias": True, "head_dim": 24}),
+    "llama_biased": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     "mistral": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {}),
     "qwen2_yarn": ("qwen2", {"rope_parameters": _YARN, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}),

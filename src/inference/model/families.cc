@@ -78,8 +78,7 @@ RopeConfig read_rope(const Settings& config, const Settings& parameters, const M
   return rope;
 }
 
-void read_window(const Settings& config, ModelConfig& model) {
-  const bool used = config.get<bool>("use_sliding_window", true);
+void read_window(const Settings& config, bool used, ModelConfig& model) {
   model.window = used ? config.size_or("sliding_window", 0) : 0;
   if (model.window == 0 || !config.has("layer_types")) return;
   for (const auto& kind : config.get<std::vector<std::string>>("layer_types")) {
@@ -115,7 +114,10 @@ ModelConfig mistral(const Settings& config) {
 
 ModelConfig qwen2(const Settings& config) {
   auto model = llama_like(config);
-  read_window(config, model);
+  read_window(config, config.get<bool>("use_sliding_window", false), model);
+  if (model.window == 0 || config.has("layer_types")) return model;
+  const auto first = config.size_or("max_window_layers", 28);  // configs of before layer_types
+  for (std::int64_t i = 0; i < model.layers; ++i) model.windowed.push_back(i >= first);
   return model;
 }
 
@@ -153,6 +155,9 @@ void qwen_experts(const Settings& config, ModelConfig& model) {
 ModelConfig qwen2_moe(const Settings& config) {
   auto model = qwen2(config);
   qwen_experts(config, model);
+  if (model.window == 0 || config.has("layer_types")) return model;
+  const auto end = config.size_or("max_window_layers", 28);  // as transformers derives layer_types for this family
+  for (std::int64_t i = 0; i < model.layers; ++i) model.windowed[static_cast<std::size_t>(i)] = i % 2 == 0 && i < end;
   return model;
 }
 
@@ -160,6 +165,7 @@ ModelConfig qwen3_moe(const Settings& config) {
   auto model = qwen3(config);
   qwen_experts(config, model);
   model.experts.shared_intermediate = 0;
+  model.windowed.clear();  // the family knows no kinds of layers: all have the window
   return model;
 }
 
@@ -222,7 +228,7 @@ ModelConfig gemma(const Settings& config) {
 ModelConfig gemma2(const Settings& config) {
   auto model = llama_like(config);
   gemma_common(config, model);
-  read_window(config, model);
+  read_window(config, true, model);
   if (model.windowed.empty())
     for (std::int64_t i = 0; i < model.layers; ++i) model.windowed.push_back(i % 2 == 0);
   model.attention_scale = 1 / std::sqrt(config.get<float>("query_pre_attn_scalar", 256));
@@ -236,6 +242,11 @@ ModelConfig gemma2(const Settings& config) {
 
 ModelConfig gemma3(const Settings& config) {
   auto model = gemma2(config);
+  if (config.get<bool>("use_bidirectional_attention", false)) config.fail("use_bidirectional_attention", "not built; only false is");
+  if (!config.has("layer_types")) {  // configs of before it
+    const auto pattern = config.size_or("sliding_window_pattern", 6, 1);
+    for (std::int64_t i = 0; i < model.layers; ++i) model.windowed[static_cast<std::size_t>(i)] = (i + 1) % pattern != 0;
+  }
   model.names.q_norm = "model.layers.{}.self_attn.q_norm";
   model.names.k_norm = "model.layers.{}.self_attn.k_norm";
   const auto parameters = config.section("rope_parameters");
@@ -309,6 +320,7 @@ ModelConfig config_from_hugging_face(const Settings& config, const Settings& gen
   model.family = family;
   add_tokens(generation, "eos_token_id", model.end_tokens);
   if (model.end_tokens.empty()) add_tokens(config, "eos_token_id", model.end_tokens);
+  model.untied = !config.get<bool>("tie_word_embeddings", true);
   check_config(model, config.file());
   return model;
 }
@@ -317,9 +329,14 @@ void check_config(const ModelConfig& config, const std::string& file) {
   const auto wrong = [&](const std::string& what) { throw ModelError(cat(file, ": ", what)); };
   if (!config.gated && config.activation == Gate::silu) wrong("an MLP without a gate has gelu here, not silu");
   if (config.heads % config.kv_heads != 0) wrong(cat(config.heads, " heads can't share ", config.kv_heads, " key-value heads evenly"));
-  if (config.rope.kind != RopeKind::none &&
-      (config.rope.rotary <= 0 || config.rope.rotary % 2 != 0 || config.rope.rotary > config.head_size))
-    wrong(cat(config.rope.rotary, " rotated features of a head of ", config.head_size, " can't be"));
+  const auto check_rope = [&](const RopeConfig& rope) {
+    if (rope.kind != RopeKind::none && (rope.rotary <= 0 || rope.rotary % 2 != 0 || rope.rotary > config.head_size))
+      wrong(cat(rope.rotary, " rotated features of a head of ", config.head_size, " can't be"));
+  };
+  check_rope(config.rope);
+  if (config.has_local_rope) check_rope(config.local_rope);
+  if (config.interleaved_qk && config.rope.rotary != config.head_size)
+    wrong(cat("rotating ", config.rope.rotary, " of a head's ", config.head_size, " features isn't built for rows in pairs"));
   if (!config.windowed.empty() && static_cast<std::int64_t>(config.windowed.size()) != config.layers)
     wrong(cat("kinds of ", config.windowed.size(), " layers for ", config.layers, " layers"));
   if (config.experts.chosen > config.experts.experts)

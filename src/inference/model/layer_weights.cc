@@ -19,13 +19,13 @@ class Loader {
   ModelWeights load() {
     ModelWeights weights;
     weights.embedding = embedding(names_.embedding, config_.vocab);
-    if (config_.learned_positions) weights.positions = embedding(names_.positions, 0);
+    if (config_.learned_positions) weights.positions = embedding(names_.positions, config_.context);
     weights.final_norm = norm(names_.final_norm, config_.hidden);
     for (std::int64_t i = 0; i < config_.layers; ++i) weights.layers.push_back(layer(i));
-    const bool tied = !reader_.has(names_.output);
+    const bool tied = !config_.untied && !reader_.has(names_.output);
     const auto vocab = shard_.of(config_.vocab, 16);
     dtype_of_output();
-    weights.output = linear({rows(tied ? weights.embedding : reader_.matrix(names_.output, config_.vocab, config_.hidden), vocab)});
+    weights.output = linear({rows(tied ? weights.embedding : embedding(names_.output, config_.vocab), vocab)});
     weights.output.bias = slice(reader_.vector(names_.output, ".bias", config_.vocab), vocab);
     weights.first_output = vocab.begin;
     weights.bytes = bytes_;
@@ -41,8 +41,8 @@ class Loader {
 
   WeightView embedding(const std::string& name, std::int64_t rows) {
     if (!config_.transposed) return reader_.matrix(name, rows, config_.hidden);
-    const WeightView* view = reader_.find(name, ".weight");  // embeddings are stored [vocab, hidden] in every family
-    if (!view || view->cols != config_.hidden || (rows != 0 && view->rows != rows))
+    const WeightView* view = reader_.find(name, ".weight");  // stored [vocab, hidden] in every family
+    if (!view || view->cols != config_.hidden || view->rows != rows)
       throw ModelError(cat(reader_.path(), ": '", name, ".weight' is missing, or isn't [", rows, ", ", config_.hidden, "]"));
     return *view;
   }
@@ -141,10 +141,20 @@ class Loader {
       const auto g = fused ? TensorReader::part(both, 0, intermediate) : reader_.matrix(gate, intermediate, config_.hidden);
       const auto u = fused ? TensorReader::part(both, intermediate, intermediate) : reader_.matrix(up, intermediate, config_.hidden);
       out.in = gated(rows(g, mine), rows(u, mine));
+      const auto gate_bias = gated_bias(fused ? gate_up : gate, 0, fused, intermediate, mine);
+      const auto up_bias = gated_bias(fused ? gate_up : up, fused ? intermediate : 0, fused, intermediate, mine);
+      if (gate_bias.size() != up_bias.size()) throw ModelError(cat(reader_.path(), ": one of '", gate, "' and '", up, "' has a bias"));
+      out.in.bias = gate_bias;
+      out.in.bias.insert(out.in.bias.end(), up_bias.begin(), up_bias.end());
     }
     out.down = linear({reader_.columns(reader_.matrix(down, config_.hidden, intermediate), mine)});
     out.down.bias = bias_of_sum(down);
     return out;
+  }
+
+  /// This rank's part of gate's or up's bias, which begins at `first` of a fused one.
+  std::vector<float> gated_bias(const std::string& name, std::int64_t first, bool fused, std::int64_t intermediate, Range mine) const {
+    return slice(reader_.vector(name, ".bias", fused ? 2 * intermediate : intermediate), {first + mine.begin, first + mine.end});
   }
 
   Linear gated(const WeightView& gate, const WeightView& up) {

@@ -52,7 +52,8 @@ struct ModelConfig {
   RopeConfig rope, local_rope;  ///< local: of layers with a window, where those differ (Gemma 3)
   bool has_local_rope = false;
   bool learned_positions = false;  ///< GPT-2
-  bool transposed = false;         ///< matrices are stored [K, N] (GPT-2's Conv1D)
+  bool transposed = false;         ///< matrices but embedding and output are stored [K, N] (GPT-2's Conv1D)
+  bool untied = false;             ///< the output matrix must be there; else a file without one uses the embedding
   bool gated = true;               ///< down(gate(x) * up(x)), else down(act(up(x)))
   Gate activation = Gate::silu;
   bool parallel_mlp = false;    ///< attention and MLP read the same normed input (Phi)
