@@ -55,15 +55,17 @@ std::int64_t Engine::submit(std::span<const Token> prompt, const RequestOptions&
   impl_->check_prompt(prompt);
   auto options = asked;
   const auto tokens = static_cast<std::int64_t>(prompt.size()), room = impl_->runner->info().context - tokens;
-  if (options.max_tokens == -1) options.max_tokens = std::min(room, impl_->runner->kv_blocks() * kBlockTokens - tokens);
+  const auto held = impl_->runner->kv_blocks() * kBlockTokens;
   require(room > 0, "[inference.submit] the prompt has ", tokens, " tokens and the context ", impl_->runner->info().context,
           ": nothing is left for an answer");
+  require(tokens < held, "[inference.submit] the prompt has ", tokens, " tokens and the KV cache ", held,
+          ": nothing is left for an answer");
+  if (options.max_tokens == -1) options.max_tokens = std::min(room, held - tokens);
   options.validate(impl_->runner->info().vocab);
   require(options.n <= impl_->options.max_sequences, "[inference.submit] n ", options.n, " is beyond the ", impl_->options.max_sequences,
           " sequences that run at once (max_sequences)");
   require(options.max_tokens <= room, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
           " are beyond the context of ", impl_->runner->info().context);
-  const auto held = impl_->runner->kv_blocks() * kBlockTokens;
   require(tokens + options.max_tokens <= held, "[inference.submit] ", tokens, " tokens of prompt and max_tokens ", options.max_tokens,
           " are beyond the KV cache of ", held, " tokens");
   return impl_->serving().submit({prompt.begin(), prompt.end()}, std::move(options));
