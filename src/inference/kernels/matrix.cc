@@ -128,8 +128,8 @@ void Activations::assign(const float* x, std::int64_t tokens, std::int64_t cols,
   held.cols = cols;
   held.stride = input_row_bytes(type, cols, held.kernels->bf16_pairs);
   if (held.stride * tokens > held.capacity) {
+    held.data = allocate(held.stride * tokens);
     held.capacity = held.stride * tokens;
-    held.data = allocate(held.capacity);
   }
   const auto input = held.kernels->input[static_cast<int>(type)];
   const auto rows = [&](std::int64_t begin, std::int64_t end) {

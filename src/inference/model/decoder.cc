@@ -42,7 +42,6 @@ Decoder::Decoder(std::unique_ptr<WeightSource> source, ModelConfig config, const
 
 void Decoder::resize(std::int64_t tokens) {
   if (tokens <= capacity_) return;
-  capacity_ = tokens;
   const auto rows = static_cast<std::size_t>(tokens);
   const auto width = [&](std::int64_t n) { return rows * static_cast<std::size_t>(n); };
   x_.resize(width(config_.hidden));
@@ -51,6 +50,7 @@ void Decoder::resize(std::int64_t tokens) {
   qkv_.resize(width((heads_ + 2 * kv_heads_) * config_.head_size));
   attended_.resize(width(heads_ * config_.head_size));
   inner_.resize(width(std::max({config_.intermediate, config_.experts.intermediate, config_.experts.shared_intermediate})));
+  capacity_ = tokens;  // last: what was thrown for want of memory is tried again
 }
 
 void Decoder::embed(const Batch& batch) {
