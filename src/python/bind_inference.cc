@@ -138,7 +138,7 @@ py::dict stats_dict(const inference::EngineStats& stats) {
 class PythonEngine {
  public:
   PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
-      : engine_(std::make_shared<Inference>(path, options, std::move(comm))) {}
+      : engine_(new Inference(path, options, std::move(comm)), &end) {}
   std::shared_ptr<Inference> get() const {
     if (auto held = std::atomic_load(&engine_)) return held;
     throw std::runtime_error("[inference] the engine is closed");
@@ -146,6 +146,12 @@ class PythonEngine {
   void close() { std::atomic_store(&engine_, std::shared_ptr<Inference>()); }
 
  private:
+  /// Joins the engine's thread, which may wait for the GIL in a filter: never with the GIL.
+  static void end(Inference* engine) {
+    std::optional<py::gil_scoped_release> nogil;
+    if (Py_IsInitialized() && PyGILState_Check()) nogil.emplace();
+    delete engine;
+  }
   std::shared_ptr<Inference> engine_;
 };
 
