@@ -39,6 +39,13 @@ class CommPeers : public Peers {
     comm_->broadcast(tail, 0, "a step's tokens");
   }
 
+  void fail(const char* reason) noexcept override {
+    try {
+      comm_->fail(reason);
+    } catch (const std::exception&) {  // they find out by waiting
+    }
+  }
+
  private:
   std::shared_ptr<Communicator> comm_;
   at::Tensor first_;

@@ -1,6 +1,7 @@
 #include "unshard/inference/engine.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "inference/comm_peers.h"
 #include "inference/kernels/workers.h"
@@ -19,9 +20,27 @@ struct Engine::Impl {
 
   Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given) : options(asked), peers(std::move(given)) {
     options.validate();
-    workers = std::make_unique<Workers>(options.threads);
-    runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
+    open(path);
     if (!peers || peers->rank() == 0) loop = std::make_unique<ServingLoop>(*runner, options, *workers);
+  }
+
+  /// What fails on one rank (its memory, say) fails on all, so that none waits for the others.
+  void open(const std::string& path) {
+    std::exception_ptr cause;
+    try {
+      workers = std::make_unique<Workers>(options.threads);
+      runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
+    } catch (...) {
+      cause = std::current_exception();
+    }
+    float failed = cause ? 1 : 0;
+    try {
+      if (peers) peers->all_reduce(&failed, 1);
+    } catch (const std::exception&) {
+      if (!cause) throw;
+    }
+    if (cause) std::rethrow_exception(cause);
+    if (failed > 0) throw ModelError(cat(path, ": ", failed, " of ", peers->size(), " ranks can't open it; their own errors say why"));
   }
 
   ServingLoop& serving() const {

@@ -183,6 +183,10 @@ void Runner::follow() {
   }
 }
 
+void Runner::fail() noexcept {
+  if (peers_) peers_->fail("rank 0's engine ended with an error");
+}
+
 void Runner::end() {
   if (!std::exchange(ended_, true)) tell(Order::end, {}, {});
 }

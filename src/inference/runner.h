@@ -26,6 +26,8 @@ class Runner {
   /// Of ranks above 0: compute what rank 0 computes, until it calls end().
   void follow();
   void end();
+  /// This rank can't go on: the others' follow() throws.
+  void fail() noexcept;
   /// Nothing to compute for a while: the others go on waiting.
   void rest() { tell(Order::rest, {}, {}); }
 

@@ -35,6 +35,7 @@ ServingLoop::ServingLoop(Runner& runner, const EngineOptions& options, Workers& 
       work();
     } catch (...) {
       const auto cause = std::current_exception();
+      runner_.fail();
       std::lock_guard lock(mutex_);
       failed_ = true;
       for (auto* job : std::exchange(jobs_, {})) job->cause = cause, job->done = true;
@@ -51,7 +52,11 @@ ServingLoop::~ServingLoop() {
   }
   news_.notify_all();
   thread_.join();
-  if (!failed_) runner_.end();
+  if (failed_) return;
+  try {
+    runner_.end();
+  } catch (...) {  // a rank is gone: nobody is left to tell
+  }
 }
 
 std::int64_t ServingLoop::submit(std::vector<Token> prompt, RequestOptions options) {
@@ -129,10 +134,14 @@ bool ServingLoop::take_news() {
     }
     arrivals.swap(arrivals_);
     cancels.swap(cancels_);
-    jobs.swap(jobs_);
+    published_.waiting += static_cast<std::int64_t>(arrivals.size());  // until the next publish()
   }
   for (auto& arrival : arrivals) admit(std::move(arrival));
   for (const auto request : cancels) drop(request);
+  {
+    std::lock_guard lock(mutex_);
+    jobs.swap(jobs_);  // not before: the end of this thread tells those in jobs_
+  }
   for (auto* job : jobs) {
     try {
       (*job->work)();
@@ -190,6 +199,7 @@ void ServingLoop::drop(std::int64_t request) {
   if (found == requests_.end()) return;
   for (const auto id : std::vector<SequenceId>(found->second)) close(id, Finish::cancelled, "");
   ++counts_.cancelled;
+  --counts_.finished;  // forget() took it for one that ended by itself
 }
 
 void ServingLoop::compute(const Step& step) {

@@ -15,6 +15,8 @@ class Peers {
   virtual int size() const = 0;
   virtual void all_reduce(float* values, std::int64_t count) = 0;  ///< sums, in rank order
   virtual void broadcast(std::vector<std::int32_t>& words) = 0;    ///< rank 0's; others' are resized
+  /// Not collective: the others' calls throw from now on.
+  virtual void fail(const char* reason) noexcept = 0;
 };
 
 struct Range {
