@@ -29,7 +29,7 @@ class Model:
 
 def open_model(path, tensor_parallel=1, **options):
     """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model
-    together; this process is one of them and starts the others.
+    together; this process is one of them and starts the others, once in its life.
 
     Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
     unknown = sorted(set(options) - set(ENGINE_OPTIONS))
@@ -39,8 +39,14 @@ def open_model(path, tensor_parallel=1, **options):
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
         from unshard.core import _core
-        comm = parallel.start(path, options, tensor_parallel)[0] if tensor_parallel > 1 else None
-        engine = _core.InferenceEngine(str(path), options, comm)
+        comm, followers = parallel.start(path, options, tensor_parallel) if tensor_parallel > 1 else (None, [])
+        try:
+            engine = _core.InferenceEngine(str(path), options, comm)
+        except BaseException:
+            parallel.end(followers)
+            raise
+        if followers:
+            parallel.end_at_exit(engine, followers)
         try:
             return Model(engine, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
         except BaseException:
