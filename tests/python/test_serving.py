@@ -245,6 +245,13 @@ def test_what_asks_for_nothing_is_taken(http_client):
     assert http_client.post("/v1/chat/completions", json=body).status_code == 200
 
 
+def test_names_of_the_template_that_are_ours_harm_nothing(http_client):
+    body = {"messages": USER, "max_tokens": 2, "chat_template_kwargs": {"messages": 1, "source": 2}}
+    assert http_client.post("/v1/chat/completions", json=body).status_code == 200
+    body["chat_template_kwargs"] = {"self": 1}
+    assert http_client.post("/v1/chat/completions", json=body).status_code == 400
+
+
 @pytest.mark.parametrize("body", [
     b"", b"null", b"[]", b"5", b'"x"', b"{", b"\xff\xfe", b"{}", b"[" * 100_000, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     b'{"prompt": ' + b"9" * 5000 + b"}", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": Infinity}',

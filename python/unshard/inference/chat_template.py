@@ -13,7 +13,7 @@ class ChatTemplate:
     def __init__(self, source, special_tokens):
         self._source, self._special_tokens, self._compiled = source, special_tokens, None
 
-    def render(self, messages, **options):
+    def render(self, messages, /, **options):
         """messages: [{"role", "content", ...}]. options: further names that the template may read (`enable_thinking`, ...)."""
         import jinja2
         try:

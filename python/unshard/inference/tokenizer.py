@@ -39,13 +39,13 @@ class Tokenizer:
     def decode(self, tokens, skip_special=True):
         return self.backend.decode(tokens, skip_special_tokens=skip_special)
 
-    def chat_prompt(self, messages, **options):
+    def chat_prompt(self, messages, /, **options):
         """The conversation as the model was trained to read it, up to where its answer begins. Raises ChatTemplateError, a ValueError."""
         if self._template is None:
             raise ChatTemplateError("this model has no chat template: use plain completions")
         return self._template.render(messages, **options)
 
-    def chat(self, messages, **options):
+    def chat(self, messages, /, **options):
         return self.encode(self.chat_prompt(messages, **options), add_special_tokens=False)     # the template writes them itself
 
     def token_bytes(self, token):
