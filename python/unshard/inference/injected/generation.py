@@ -13,7 +13,9 @@ _TAKEN = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "do_sa
 
 def generation_config(model, given, options):
     """A GenerationConfig of the model's own, `given` and the keywords, in this order. Raises NotImplementedError for what isn't built."""
-    config = copy.deepcopy(given if given is not None else model.generation_config)
+    config = copy.deepcopy(model.generation_config if given is None else given)
+    if given is not None:
+        config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)      # as transformers does
     unknown = config.update(**options)
     if unknown:
         raise NotImplementedError(f"[generate] {', '.join(sorted(unknown))}: not built; the module's own generate() (engine.module) has it")
@@ -42,7 +44,9 @@ def as_list(value):
 
 def request_options(config, padded, prompt, context):
     """What InferenceEngine.submit takes for a prompt of that many tokens, padded to `padded`."""
-    new = config.max_new_tokens if config.max_new_tokens is not None else (config.max_length or 20) - padded
+    new = config.max_new_tokens
+    if new is None:                                                       # transformers' default: 20 new ones, whatever the prompt's length
+        new = 20 if config.max_length is None else config.max_length - padded
     if new < 1:
         raise ValueError(f"[generate] the input has {padded} tokens and max_length is {config.max_length}: nothing is left to generate")
     least = config.min_new_tokens if config.min_new_tokens is not None else max(0, (config.min_length or 0) - padded)
