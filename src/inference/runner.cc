@@ -28,11 +28,18 @@ std::int64_t weight_bytes(const WeightSource& source, const std::string& dtype) 
   return static_cast<std::int64_t>(bytes);
 }
 
-void check_memory(const WeightSource& source, const std::string& dtype, int ranks) {
-  const auto need = weight_bytes(source, dtype) / ranks, free = available_bytes();
-  if (free >= 0 && need > free)
-    throw ModelError(cat(source.path(), ": its weights take about ", need >> 20, " MB as ", dtype, " and ", free >> 20,
-                         " MB of memory are free; ask for a smaller dtype (int8, int4)"));
+/// `table_bytes`: of cos and sin of every position, which a config can say to be millions.
+void check_memory(const WeightSource& source, const std::string& dtype, int ranks, double table_bytes) {
+  const auto weights = weight_bytes(source, dtype) / ranks, free = available_bytes();
+  constexpr double kMega = 1 << 20;
+  if (free >= 0 && static_cast<double>(weights) + table_bytes > static_cast<double>(free))
+    throw ModelError(cat(source.path(), ": its weights take about ", weights >> 20, " MB as ", dtype, ", its positions ",
+                         static_cast<std::int64_t>(table_bytes / kMega), " MB, and ", free >> 20,
+                         " MB of memory are free; ask for a smaller dtype (int8, int4) or max_context"));
+}
+
+double table_bytes(const ModelConfig& config, std::int64_t context) {
+  return static_cast<double>(context) * static_cast<double>(config.rope.rotary + config.local_rope.rotary) * sizeof(float);
 }
 
 KvType kv_type(const std::string& asked, const std::string& dtype, const ModelWeights& weights) {
@@ -95,8 +102,8 @@ Received read_words(const std::vector<std::int32_t>& words) {
 
 Runner::Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers)
     : options_(options), workers_(workers), peers_(std::move(peers)) {
-  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1);
   context_ = options_.max_context > 0 ? options_.max_context : model.config.context;
+  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1, table_bytes(model.config, context_));
   require(context_ <= model.config.context || !model.config.learned_positions, "[inference.engine] max_context ", context_,
           " is beyond the model's ", model.config.context, " learned positions");
   decoder_ = std::make_unique<Decoder>(std::move(model.weights), std::move(model.config), options_.dtype, context_, workers_, peers_);

@@ -200,6 +200,37 @@ def test_wrong_requests_name_what_is_wrong(folder):
         engine.stats()
 
 
+def test_a_prompt_one_token_beyond_the_cache_is_refused_and_ends_nobody_else(folder):
+    path = folder / "llama-beyond"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 64})
+    for tokens in (64, 65, 66):
+        with pytest.raises(ValueError, match="KV cache"):
+            engine.submit([3] * tokens, {"max_tokens": -1})
+    assert drain(engine, [(engine.submit([3] * 63, {"max_tokens": -1, "ignore_eos": True}), 0)]).popitem()[1][1] == "length"
+    engine.close()
+
+
+def test_a_config_from_before_layer_types_has_the_same_windows(folder):
+    path, tokens = folder / "gemma3-old", list(range(3, 93))
+    save_tiny("gemma3", path)
+    found = []
+    for changes in ({}, {"layer_types": None}):
+        change_config(path, **changes)
+        engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512})
+        found.append(logits_of(engine, tokens))
+        engine.close()
+    assert torch.equal(*found)
+
+
+def test_positions_that_the_file_has_not_are_refused(folder):
+    path = folder / "gpt2-positions"
+    save_tiny("gpt2", path)
+    change_config(path, n_positions=512)
+    with pytest.raises(_core.ModelError, match="wpe"):
+        _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 64})
+
+
 def test_a_full_queue_is_refused(folder):
     path = folder / "llama-full"
     save_tiny("llama", path)
