@@ -58,16 +58,17 @@ void EngineOptions::validate() const {
   };
   one_of("dtype", dtype, {"auto", "fp32", "bf16", "fp16", "int8", "int4", "w8a8"}, "auto, fp32, bf16, fp16, int8, int4, w8a8");
   one_of("kv_dtype", kv_dtype, {"auto", "fp32", "bf16", "int8"}, "auto, fp32, bf16, int8");
-  const auto at_least = [](const char* name, std::int64_t value, std::int64_t least, const char* accepted) {
-    check(value >= least, "engine", name, value, accepted);
+  const auto from = [](const char* name, std::int64_t value, std::int64_t least, std::int64_t most, const char* accepted) {
+    check(value >= least && value <= most, "engine", name, value, accepted);
   };
-  at_least("threads", threads, 0, "0 (the processor's cores) and above");
-  at_least("kv_cache_tokens", kv_cache_tokens, 0, "0 (as many as fit in kv_cache_bytes) and above");
-  if (kv_cache_tokens == 0) at_least("kv_cache_bytes", kv_cache_bytes, 1, "1 and above where kv_cache_tokens is 0");
-  at_least("step_tokens", step_tokens, 1, "1 and above");
-  at_least("max_sequences", max_sequences, 1, "1 and above");
-  at_least("max_waiting", max_waiting, 1, "1 and above");
-  at_least("max_context", max_context, 0, "0 (the model's own) and above");
+  constexpr std::int64_t kMany = std::int64_t{1} << 30;  // products of two of these fit in 64 bits
+  from("threads", threads, 0, 4096, "0 (the processor's cores) to 4096");
+  from("kv_cache_tokens", kv_cache_tokens, 0, kMany, "0 (as many as fit in kv_cache_bytes) to 2^30");
+  if (kv_cache_tokens == 0) from("kv_cache_bytes", kv_cache_bytes, 1, std::int64_t{1} << 46, "1 to 2^46 where kv_cache_tokens is 0");
+  from("step_tokens", step_tokens, 1, kMany, "1 to 2^30");
+  from("max_sequences", max_sequences, 1, kMany, "1 to 2^30");
+  from("max_waiting", max_waiting, 1, kMany, "1 to 2^30");
+  from("max_context", max_context, 0, kMany, "0 (the model's own) to 2^30");
 }
 
 const char* finish_name(Finish finish) {

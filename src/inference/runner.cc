@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 #include "unshard/core/error.h"
@@ -123,7 +124,7 @@ void Runner::make_cache() {
   // Alike on all ranks, whatever share of the heads each has.
   const auto per_block = kv_bytes_per_block(config.layers, kv_, config.kv_heads, config.head_size);
   auto blocks = options_.kv_cache_tokens > 0 ? blocks_for(options_.kv_cache_tokens) : options_.kv_cache_bytes / per_block;
-  blocks = std::min(blocks, options_.max_sequences * blocks_for(context_));
+  blocks = std::min({blocks, options_.max_sequences * blocks_for(context_), std::int64_t{std::numeric_limits<std::int32_t>::max()}});
   require(blocks > 0, "[inference.engine] kv_cache_bytes ", options_.kv_cache_bytes, " hold not one block of ", per_block, " bytes");
   cache_ = own_cache(blocks);
 }

@@ -145,7 +145,9 @@ void Decoder::feed_forward(const LayerWeights& layer, std::int64_t tokens) {
   const bool direct = layer.dense && !layer.post_mlp_norm.there() && !peers_;
   if (layer.mlp_norm.there()) normalise(layer.mlp_norm, x_.data(), normed_.data(), tokens);
   if (layer.dense) {
-    if (layer.mlp_norm.there()) in_.assign(normed_.data(), tokens, config_.hidden, config_.hidden, layer.mlp.in.matrix.type(), workers_);
+    // Phi's MLP reads what attention read, which in_ still holds.
+    if (layer.mlp_norm.there() || layer.mlp.in.matrix.type() != layer.qkv.matrix.type())
+      in_.assign(normed_.data(), tokens, config_.hidden, config_.hidden, layer.mlp.in.matrix.type(), workers_);
     mlp(layer.mlp, in_, direct ? x_.data() : branch_.data(), direct, tokens);
   } else {
     mixture(layer.experts, tokens, branch_.data());

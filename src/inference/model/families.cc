@@ -279,7 +279,6 @@ ModelConfig phi(const Settings& config) {
   model.norm_eps = config.get<float>("layer_norm_eps", 1e-5f);
   model.activation = activation_of(config, "hidden_act", "gelu_new");
   model.gated = false;
-  model.parallel_mlp = true;
   model.names.final_norm = "model.final_layernorm";
   model.names.attention_output = "model.layers.{}.self_attn.dense";
   model.names.mlp_norm = model.names.gate = "";

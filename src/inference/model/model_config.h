@@ -39,7 +39,6 @@ struct TensorNames {
   std::string attention_norm, q, k, v, qkv, attention_output, q_norm, k_norm, post_attention_norm;
   std::string mlp_norm, gate, up, gate_up, down, post_mlp_norm;
   std::string router, expert_gate, expert_up, expert_down;  ///< one matrix an expert ("{e}"), or all experts in one [E, N, K] (no "{e}")
-  std::string experts_gate_up;                              ///< all experts' gate and up in one [E, 2 N, K]
   std::string shared_gate, shared_up, shared_down, shared_switch;
 };
 
@@ -56,12 +55,10 @@ struct ModelConfig {
   bool untied = false;             ///< the output matrix must be there; else a file without one uses the embedding
   bool gated = true;               ///< down(gate(x) * up(x)), else down(act(up(x)))
   Gate activation = Gate::silu;
-  bool parallel_mlp = false;    ///< attention and MLP read the same normed input (Phi)
   bool interleaved_qk = false;  ///< rows of q and k come as GGUF's llama has them: pairs side by side
   float attention_scale = 0;    ///< 0: 1 / sqrt(head_size)
-  float attention_softcap = 0, logit_softcap = 0, logit_scale = 1;
+  float attention_softcap = 0, logit_softcap = 0;
   float embedding_scale = 1;
-  float residual_scale = 1;
   std::int64_t window = 0;     ///< 0: none
   std::vector<bool> windowed;  ///< layers that have the window; empty: all
   ExpertConfig experts;

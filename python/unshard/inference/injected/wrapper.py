@@ -12,6 +12,7 @@ from unshard.inference.injected import generation
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 _NO_MATTER = ("use_cache", "return_dict")          # of forward: no cache and no tuple comes back
+_MANY = 1 << 20                                    # rows of one call of generate(), and more
 _CACHE_TOKENS = 16384                              # at least; more where the model's context or max_out_tokens is longer
 
 
@@ -62,8 +63,15 @@ class InferenceEngine(torch.nn.Module):
 def _saved_by_first(module):
     """The same for ranks of one host: rank 0 saves for all (transformers lets no other rank write)."""
     with contextlib.ExitStack() as stack:
-        said = [stack.enter_context(_saved(module)) if dist.get_rank() == 0 else None]
+        said = [None, None]
+        if dist.get_rank() == 0:
+            try:
+                said = [stack.enter_context(_saved(module)), None]
+            except Exception as error:                           # told to all, so that none waits
+                said = [None, error]
         dist.broadcast_object_list(said, src=0)
+        if said[1] is not None:
+            raise said[1]
         yield said[0]
         dist.barrier()                                           # all have read it
 
@@ -99,7 +107,7 @@ class _Kernels:
                 raise ValueError(f"[init_inference] tp_size is {settings.tp_size} and there are {dist.get_world_size()} ranks; "
                                  f"start as many: unshard run --num_gpus {settings.tp_size} SCRIPT")
             comm = distributed.make_communicator()
-        options = {"dtype": _NAMES[settings.dtype], "threads": torch.get_num_threads(),
+        options = {"dtype": _NAMES[settings.dtype], "max_waiting": _MANY, "threads": torch.get_num_threads(),
                    "kv_cache_tokens": max(_CACHE_TOKENS, settings.max_out_tokens)}
         with (_saved_by_first if comm is not None else _saved)(module) as folder:
             self._engine = _core.InferenceEngine(folder, options, comm)
