@@ -1,5 +1,7 @@
 #include "unshard/inference/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <exception>
 
@@ -17,6 +19,7 @@ struct Engine::Impl {
   std::unique_ptr<Workers> workers;
   std::unique_ptr<Runner> runner;
   std::unique_ptr<ServingLoop> loop;
+  const pid_t process = getpid();
 
   Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given) : options(asked), peers(std::move(given)) {
     options.validate();
@@ -44,6 +47,9 @@ struct Engine::Impl {
   }
 
   ServingLoop& serving() const {
+    if (process != getpid())
+      throw std::runtime_error(
+          "[inference] this process was forked from the one that opened the engine, whose threads it hasn't; open another");
     require(loop != nullptr, "[inference.engine] requests go to rank 0; this is rank ", peers ? peers->rank() : 0, ", which follows it");
     return *loop;
   }
@@ -58,7 +64,11 @@ struct Engine::Impl {
 };
 
 Engine::Engine(const std::string& path, const EngineOptions& options) : impl_(std::make_unique<Impl>(path, options, nullptr)) {}
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (impl_->process != getpid()) (void)impl_.release();  // a forked child has none of the threads that would have to be joined
+}
+
+bool Engine::on_own_thread() const { return impl_->loop && impl_->loop->on_own_thread(); }
 
 Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
     : impl_(std::make_unique<Impl>(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : nullptr)) {}

@@ -29,7 +29,8 @@ Settings read_json(const std::filesystem::path& path, bool optional) {
 }
 
 OpenedModel open_folder(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / "config.json"))
+  std::error_code error;
+  if (!std::filesystem::exists(folder / "config.json", error))
     throw ModelError(cat(folder.string(), ": has no config.json; a Hugging Face folder or a GGUF file is wanted"));
   OpenedModel model;
   model.config = config_from_hugging_face(read_json(folder / "config.json", false), read_json(folder / "generation_config.json", true));

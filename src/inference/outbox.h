@@ -1,5 +1,6 @@
 #pragma once
 // Outputs on their way from the engine's thread to whoever asks.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -13,6 +14,7 @@ namespace unshard::inference {
 
 class Outbox {
  public:
+  static constexpr double kLongest_s = 86400;  // beyond some centuries a clock's arithmetic would wrap round
   void put(std::vector<Output>&& more) {
     if (more.empty()) return;
     {
@@ -32,7 +34,8 @@ class Outbox {
   }
   std::vector<Output> take(double timeout_s) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return !waiting_.empty() || cause_; });
+    changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(timeout_s, 0.0, kLongest_s)),
+                      [&] { return !waiting_.empty() || cause_; });
     if (waiting_.empty() && cause_) std::rethrow_exception(cause_);
     return std::exchange(waiting_, {});
   }

@@ -11,7 +11,7 @@
 namespace unshard::inference {
 namespace {
 
-constexpr auto kRest = std::chrono::seconds(20);  // between signs of life to other ranks while nothing is asked
+constexpr auto kRest = std::chrono::seconds(2);  // between signs of life to other ranks while nothing is asked
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -82,6 +82,7 @@ void ServingLoop::cancel(std::int64_t request) {
 }
 
 void ServingLoop::run(const std::function<void()>& work) {
+  if (on_own_thread()) throw std::runtime_error("[inference] a filter can't ask the engine that waits for it");
   Job job{&work, nullptr};
   std::unique_lock lock(mutex_);
   if (failed_ || ending_) throw std::runtime_error("[inference] the engine's thread has ended");

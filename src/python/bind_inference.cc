@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "bindings.h"
 #include "unshard/inference/engine.h"
@@ -22,6 +23,7 @@ class PythonFilter : public TokenFilter {
  public:
   explicit PythonFilter(py::object function) : function_(hold(std::move(function))) {}
   void restrict(std::span<const Token> generated, std::span<std::uint32_t> allowed) override {
+    if (!Py_IsInitialized() || _Py_IsFinalizing()) throw std::runtime_error("Python is ending");
     py::gil_scoped_acquire gil;
     const auto mask = (*function_)(std::vector<Token>(generated.begin(), generated.end())).cast<std::string>();
     if (mask.size() != allowed.size_bytes())
@@ -143,13 +145,21 @@ class PythonEngine {
     if (auto held = std::atomic_load(&engine_)) return held;
     throw std::runtime_error("[inference] the engine is closed");
   }
-  void close() { std::atomic_store(&engine_, std::shared_ptr<Inference>()); }
+  void close() {
+    if (const auto held = std::atomic_load(&engine_); held && held->on_own_thread())
+      throw std::runtime_error("[inference] a filter can't close the engine that waits for it");
+    std::atomic_store(&engine_, std::shared_ptr<Inference>());
+  }
 
  private:
   /// Joins the engine's thread, which may wait for the GIL in a filter: never with the GIL.
   static void end(Inference* engine) {
     std::optional<py::gil_scoped_release> nogil;
     if (Py_IsInitialized() && PyGILState_Check()) nogil.emplace();
+    if (engine->on_own_thread()) {  // a filter dropped the last reference: its thread can't wait for itself
+      std::thread([engine] { delete engine; }).detach();
+      return;
+    }
     delete engine;
   }
   std::shared_ptr<Inference> engine_;
@@ -175,7 +185,11 @@ void translate(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
   } catch (const inference::ModelError& e) {
-    PyErr_SetString(types().model, e.what());
+    // Names in files may be anything: bytes that aren't UTF-8 are shown, not refused.
+    const std::string text = e.what();
+    const py::object shown =
+        py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+    PyErr_SetObject(types().model, shown.ptr());
   } catch (const inference::Overloaded& e) {
     py::object value = py::handle(types().overloaded)(e.what());
     value.attr("retry_after_s") = e.retry_after_s;

@@ -34,13 +34,14 @@ _ALL = {
 FAMILIES = list(_ALL)
 
 
-def save_tiny(family, folder):
+def save_tiny(family, folder, **more):
     """A model of this family with random weights, large enough to tell mistakes, saved as Hugging Face does."""
     from transformers import AutoConfig, AutoModelForCausalLM
     kind, changes = _ALL[family]
     values = {**_BASE, **changes}
     if kind == "gpt2":
         values = {"vocab_size": 259, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2}
+    values.update(more)
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).eval()
     with torch.no_grad():

@@ -4,6 +4,10 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 import ranks
@@ -157,6 +161,68 @@ def test_a_filter_that_fails_ends_its_request_alone(folder):
     engine.close()
 
 
+def test_a_filter_cannot_close_or_ask_its_engine(folder):
+    path = folder / "llama-filter"
+    save_tiny("llama", path)
+    for attempt in (lambda engine: engine.close(), lambda engine: engine.logits([3, 4])):
+        engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512})
+        request = engine.submit([3, 4, 5], {"filters": [lambda generated, e=engine, a=attempt: a(e)]})
+        ends = []
+        while not ends:
+            ends = [output for output in engine.poll(30) if output[5]]
+        assert ends[0][0] == request and ends[0][5] == "error" and "a filter can't" in ends[0][6]
+        assert engine.submit([3], {}) == request + 1
+        engine.close()
+
+
+def test_an_engine_whose_filter_runs_can_be_dropped(folder):
+    path = folder / "llama-filter"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512})
+    called = threading.Event()
+
+    def slow(generated):
+        called.set()
+        time.sleep(0.02)
+        return b"\xff" * (4 * ((259 + 31) // 32))
+
+    engine.submit([3, 4, 5], {"filters": [slow], "max_tokens": 100, "ignore_eos": True})
+    assert called.wait(30)
+    del engine
+
+
+def test_a_forked_child_is_told_and_ends(folder):
+    path = folder / "llama-fork"
+    save_tiny("llama", path)
+    script = f"""
+import os, sys
+from unshard.core import _core
+engine = _core.InferenceEngine({str(path)!r}, {{"threads": 2, "kv_cache_tokens": 512}})
+child = os.fork()
+if child == 0:
+    try:
+        engine.submit([3, 4], {{}})
+    except RuntimeError as error:
+        sys.exit(7 if "forked" in str(error) else 8)
+    sys.exit(9)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 7
+
+
+def test_gpt2_without_scaled_attention(tmp_path):
+    model = save_tiny("gpt2", tmp_path, scale_attn_weights=False)
+    tokens = torch.randint(3, 250, (30,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model(tokens[None]).logits[0]
+    engine = _core.InferenceEngine(str(tmp_path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512})
+    assert (logits_of(engine, tokens.tolist()) - wanted).abs().max() < 1e-4
+    engine.close()
+    change_config(tmp_path, scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(_core.ModelError, match="scale_attn_by_inverse_layer_idx"):
+        _core.InferenceEngine(str(tmp_path), {})
+
+
 @pytest.mark.parametrize("break_it, says", [
     (lambda d: (d / "config.json").unlink(), "config.json"),
     (lambda d: (d / "model.safetensors").unlink(), "safetensors"),
@@ -166,6 +232,9 @@ def test_a_filter_that_fails_ends_its_request_alone(folder):
     (lambda d: change_config(d, intermediate_size=100), "gate_proj"),
     (lambda d: change_config(d, num_hidden_layers=4), "layers.3"),
     (lambda d: (d / "config.json").write_text("{"), "config.json"),
+    (lambda d: change_config(d, max_position_embeddings=1.5), "max_position_embeddings"),
+    (lambda d: ((d / "generation_config.json").unlink(), change_config(d, eos_token_id=1 << 40)), "eos_token_id"),
+    (lambda d: change_config(d, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 0.0}), "factor 0"),
     (lambda d: os.truncate(d / "model.safetensors", 5000), "model.safetensors"),
     (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
 ])

@@ -69,7 +69,7 @@ def test_every_answer_is_its_solo_run(tmp_path):
             request = engine.submit(*asked[template])
         except _core.Overloaded:
             refused += 1
-            collect(engine, answers, ends, 0.05)
+            collect(engine, answers, ends, 0.05)              # the queue is always full
             continue
         which[request] = template
         open_requests.append(request)
@@ -77,8 +77,6 @@ def test_every_answer_is_its_solo_run(tmp_path):
             victim = rng.choice(open_requests[-40:])
             engine.cancel(victim)
             cancelled.add(victim)
-        if rng.random() < 0.3:
-            collect(engine, answers, ends)
         if len(which) == REQUESTS // 2:
             half = resident_mb()
     deadline = time.monotonic() + 120

@@ -109,6 +109,20 @@ def test_wrong_requests_are_named(server):
         assert error.value.code == status and says in json.loads(error.value.read())["error"]["message"]
 
 
+def test_a_server_ends_when_a_rank_of_its_model_is_killed():
+    server = Server("--tp", "2")
+    try:
+        children = pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        followers = [int(pid) for pid in children if b"unshard.inference.parallel" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(followers) == 1
+        os.kill(followers[0], signal.SIGKILL)
+        _, said = server.process.communicate(timeout=40)
+        assert server.process.returncode == 1 and "the engine failed" in said, said
+    finally:
+        if server.process.poll() is None:
+            os.killpg(server.process.pid, signal.SIGKILL)
+
+
 def test_generate_on_the_command_line():
     command = [*UNSHARD, "generate", str(MODEL), "The capital of France is", "--max-tokens", "6", "--threads", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

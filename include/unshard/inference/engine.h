@@ -97,6 +97,8 @@ class Engine {
   /// Outputs since the last call, in order; waits up to `timeout_s` for the first. Any thread. \throws what ended the engine's thread.
   std::vector<Output> poll(double timeout_s);
   EngineStats stats() const;
+  /// Is the caller a TokenFilter, on the engine's thread? The engine can't be destroyed from there.
+  bool on_own_thread() const;
   /// On ranks above 0: compute with rank 0 until its engine ends. \throws CommError rank 0 is gone
   void follow();
   /// Logits of every position of one prompt, computed alone and at once, without the cache: [tokens, vocab]. For tests and perplexity.

@@ -40,6 +40,23 @@ Decoder::Decoder(std::unique_ptr<WeightSource> source, ModelConfig config, const
   }
 }
 
+namespace {
+/// Features inside the widest MLP that there is, on this rank.
+std::int64_t widest_inner(const ModelWeights& weights, bool shared_expert) {
+  std::int64_t widest = 0;
+  const auto see = [&](const MlpWeights& mlp) { widest = std::max(widest, mlp.down.matrix.cols()); };
+  for (const auto& layer : weights.layers) {
+    if (layer.dense) {
+      see(layer.mlp);
+      continue;
+    }
+    for (const auto& expert : layer.experts.experts) see(expert);
+    if (shared_expert) see(layer.experts.shared);
+  }
+  return widest;
+}
+}  // namespace
+
 void Decoder::resize(std::int64_t tokens) {
   if (tokens <= capacity_) return;
   const auto rows = static_cast<std::size_t>(tokens);
@@ -49,7 +66,7 @@ void Decoder::resize(std::int64_t tokens) {
   branch_.resize(width(config_.hidden));
   qkv_.resize(width((heads_ + 2 * kv_heads_) * config_.head_size));
   attended_.resize(width(heads_ * config_.head_size));
-  inner_.resize(width(std::max({config_.intermediate, config_.experts.intermediate, config_.experts.shared_intermediate})));
+  inner_.resize(width(widest_inner(weights_, config_.experts.shared_intermediate > 0)));
   capacity_ = tokens;  // last: what was thrown for want of memory is tried again
 }
 

@@ -198,6 +198,9 @@ ModelConfig gpt2(const Settings& config) {
   model.learned_positions = model.transposed = true;
   model.gated = false;
   model.activation = activation_of(config, "activation_function", "gelu_new");
+  if (!config.get<bool>("scale_attn_weights", true)) model.attention_scale = 1;
+  if (config.get<bool>("scale_attn_by_inverse_layer_idx", false))
+    config.fail("scale_attn_by_inverse_layer_idx", "not built; only false is");
   const std::string layer = "h.{}.";
   model.names.embedding = "wte";
   model.names.positions = "wpe";
@@ -298,7 +301,13 @@ const std::map<std::string, ModelConfig (*)(const Settings&)>& families() {
 
 void add_tokens(const Settings& from, const std::string& key, std::vector<Token>& tokens) {
   if (!from.has(key)) return;
-  const auto more = from.json().at(key).is_array() ? from.get<std::vector<Token>>(key) : std::vector<Token>{from.get<Token>(key)};
+  const auto& given = from.json().at(key);
+  const auto several = given.is_array() ? given : nlohmann::json::array({given});
+  std::vector<Token> more;
+  for (const auto& each : several) {
+    if (!each.is_number_integer() || !std::in_range<Token>(each.get<std::int64_t>())) from.fail(key, "tokens are whole numbers below 2^31");
+    more.push_back(each.get<Token>());
+  }
   for (const auto token : more)
     if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
 }
@@ -338,6 +347,12 @@ void check_config(const ModelConfig& config, const std::string& file) {
     wrong(cat("rotating ", config.rope.rotary, " of a head's ", config.head_size, " features isn't built for rows in pairs"));
   if (!config.windowed.empty() && static_cast<std::int64_t>(config.windowed.size()) != config.layers)
     wrong(cat("kinds of ", config.windowed.size(), " layers for ", config.layers, " layers"));
+  for (const auto& rope : {config.rope, config.local_rope})
+    if (!(rope.theta > 0) || !(rope.factor > 0) || !std::isfinite(rope.theta) || !std::isfinite(rope.factor))
+      wrong(cat("rope with theta ", rope.theta, " and factor ", rope.factor, " can't be"));
+  if (!(config.norm_eps >= 0) || !std::isfinite(config.attention_scale) || !std::isfinite(config.attention_softcap) ||
+      !std::isfinite(config.logit_softcap))
+    wrong("a norm's epsilon, the attention's scale or a soft cap isn't a number that can be used");
   if (config.experts.chosen > config.experts.experts)
     wrong(cat(config.experts.chosen, " of ", config.experts.experts, " experts can't be chosen"));
 }

@@ -29,7 +29,7 @@ class Loader {
     weights.output.bias = slice(reader_.vector(names_.output, ".bias", config_.vocab), vocab);
     weights.first_output = vocab.begin;
     weights.bytes = bytes_;
-    weights.parameters = parameters_ + (tied ? 0 : weights.embedding.rows * weights.embedding.cols);
+    weights.parameters = parameters_ * shard_.size + (tied ? 0 : weights.embedding.rows * weights.embedding.cols);  // of all ranks, nearly
     return weights;
   }
 

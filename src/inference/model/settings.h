@@ -1,7 +1,10 @@
 #pragma once
 // Values of a model's config.json or GGUF metadata: taken with their type checked, missing and wrong ones named.
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "unshard/core/error.h"
 #include "unshard/inference/engine.h"
@@ -22,9 +25,10 @@ class Settings {
   T get(const std::string& key) const {
     if (!has(key)) throw ModelError(cat(file_, ": has no '", where(key), "'"));
     try {
+      if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return whole<T>(key);
       return values_.at(key).get<T>();
     } catch (const nlohmann::json::exception&) {
-      throw ModelError(cat(file_, ": '", where(key), "' is ", values_.at(key).dump().substr(0, 80), ", which isn't what belongs there"));
+      throw ModelError(cat(file_, ": '", where(key), "' is ", shown(key), ", which isn't what belongs there"));
     }
   }
   template <class T>
@@ -38,10 +42,22 @@ class Settings {
   }
   /// \throws ModelError naming the key.
   [[noreturn]] void fail(const std::string& key, const std::string& why) const {
-    throw ModelError(cat(file_, ": '", where(key), "' is ", has(key) ? values_.at(key).dump().substr(0, 80) : "missing", ": ", why));
+    throw ModelError(cat(file_, ": '", where(key), "' is ", has(key) ? shown(key) : "missing", ": ", why));
   }
 
  private:
+  /// No fraction, and within T: a conversion would cut silently.
+  template <class T>
+  T whole(const std::string& key) const {
+    const auto& value = values_.at(key);
+    const bool fits = value.is_number_unsigned() ? std::in_range<T>(value.get<std::uint64_t>())
+                                                 : value.is_number_integer() && std::in_range<T>(value.get<std::int64_t>());
+    if (!fits) fail(key, cat("a whole number of at most ", std::numeric_limits<T>::max(), " is wanted"));
+    return value.get<T>();
+  }
+  std::string shown(const std::string& key) const {
+    return values_.at(key).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80);
+  }
   std::string where(const std::string& key) const { return place_.empty() ? key : cat(place_, ".", key); }
   std::int64_t checked(const std::string& key, std::int64_t value, std::int64_t least) const {
     if (value < least || value > (std::int64_t{1} << 31)) fail(key, cat("a number from ", least, " up is wanted"));

@@ -6,6 +6,7 @@ import socket
 
 import uvicorn
 
+_WATCH_S = 0.5
 _CLOSE_S = 5                    # for answers that are being written when the drain is over
 
 
@@ -15,11 +16,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config, service, drain_timeout_s, on_ready):
         super().__init__(config)
         self._service, self._drain_timeout_s, self._draining, self._on_ready = service, drain_timeout_s, None, on_ready
+        self._watching, self.failure = None, None
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
         if self.started:
+            self._watching = asyncio.ensure_future(self._watch())
             self._on_ready()
+
+    async def _watch(self):
+        """A server whose engine has failed (a rank is gone, say) ends, so that whoever started it sees that."""
+        while (failure := self._service.failure) is None:
+            await asyncio.sleep(_WATCH_S)
+        await asyncio.sleep(_WATCH_S)            # the requests' errors go out first
+        self.failure = failure
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self):
@@ -44,7 +55,8 @@ class _Server(uvicorn.Server):
 
 
 def serve(app, *, host="127.0.0.1", port=8000, drain_timeout_s=30.0, ready=None):
-    """Blocks. port 0: a free one. ready: called with the port when requests are taken. Raises OSError if the port can't be had."""
+    """Blocks. port 0: a free one. ready: called with the port when requests are taken. Raises OSError if the port can't be had,
+    RuntimeError when the engine fails."""
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=_CLOSE_S,
                             lifespan="on", server_header=False)
     sock = _listen(host, port)
@@ -53,6 +65,8 @@ def serve(app, *, host="127.0.0.1", port=8000, drain_timeout_s=30.0, ready=None)
         server.run(sockets=[sock])
     finally:
         sock.close()
+    if server.failure is not None:
+        raise RuntimeError(f"the engine failed: {server.failure}")
 
 
 def _listen(host, port):
