@@ -212,7 +212,20 @@ class CollectiveReducer final : public Reducer {
   std::thread thread_;
 };
 
-// `all`: of each rank [discards, contributed, issued, counts...].
+// Before each rank's row in the exchange of drain(): Gloo takes any message of the right length, and a rank in another collective would
+// give numbers of rounds that are no such numbers.
+constexpr std::int64_t kRoundsSign = 0x756e736861726401;
+
+/// \throws CommError  a rank's row is another collective's message
+void check_rows(Communicator& comm, const std::int64_t* all, std::size_t row) {
+  for (int r = 0; r < comm.world_size(); ++r) {
+    if (all[static_cast<std::size_t>(r) * row] == kRoundsSign) continue;
+    throw CommError(cat("[comm.all_gather 'gradient rounds'] rank ", r, " is in another collective than engine.step() (step ", comm.step(),
+                        "); all ranks must make the same collective calls in the same order"));
+  }
+}
+
+// `all`: of each rank [discards, contributed, issued, counts...], `row` apart.
 void CollectiveReducer::plan_rest(const std::int64_t* all, std::size_t row) {
   const int world = comm_->world_size();
   const auto buckets = static_cast<std::int64_t>(plan_.buckets.size());
@@ -261,9 +274,11 @@ void CollectiveReducer::check_for_interrupt() {
 }
 
 void CollectiveReducer::drain() {
-  const auto row = plan_.buckets.size() + 3;
+  const auto row = plan_.buckets.size() + 4;
   auto mine = flat::empty(static_cast<std::int64_t>(row), c10::ScalarType::Long, c10::kCPU);
-  auto* words = static_cast<std::int64_t*>(mine.data_ptr());
+  auto* sign = static_cast<std::int64_t*>(mine.data_ptr());
+  auto* words = sign + 1;
+  *sign = kRoundsSign;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->error) std::rethrow_exception(state_->error);
@@ -275,7 +290,9 @@ void CollectiveReducer::drain() {
   std::copy(counts_.begin(), counts_.end(), words + 3);
   auto all = flat::empty(mine.numel() * plan_.world_size, c10::ScalarType::Long, c10::kCPU);
   comm_->all_gather(all, mine, "gradient rounds");
-  plan_rest(static_cast<const std::int64_t*>(all.data_ptr()), row);
+  const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());
+  check_rows(*comm_, rows, row);
+  plan_rest(rows + 1, row);
 
   std::unique_lock lock(state_->mutex);
   const auto done = [&] { return state_->error || (state_->remaining.empty() && !state_->busy); };
