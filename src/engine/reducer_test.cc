@@ -233,7 +233,8 @@ TEST(Reducer, OnePartialSumADestinationCrossesBetweenHosts) {
       comm.reset_counts();
       reducer->drain();
       EXPECT_TRUE(at::equal(got, at::full({kSlice}, world * (world + 1) / 2, at::kFloat)));
-      const auto agreed = static_cast<std::int64_t>(plan.buckets.size() + 3) * 8;  // each rank's counts of rounds, to every other host
+      const auto agreed =
+          static_cast<std::int64_t>(plan.buckets.size() + 4) * 8;  // a sign and each rank's counts of rounds, to every other host
       const auto others = static_cast<std::int64_t>(hosts.size()) - 1;
       {
         const std::lock_guard lock(mutex);
