@@ -32,6 +32,8 @@ struct Engine::Impl {
     std::exception_ptr cause;
     try {
       workers = std::make_unique<Workers>(options.threads);
+      // Enough for products to be bound by arithmetic, and few enough that a step with a prompt in it is little longer than one without.
+      if (options.step_tokens == 0) options.step_tokens = 32 * workers->count();
       runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
     } catch (...) {
       cause = std::current_exception();

@@ -89,7 +89,7 @@ TEST(EngineOptions, EachWrongValueIsNamed) {
   EXPECT_THAT(engine_error([](auto& o) { o.kv_cache_tokens = -1; }), HasSubstr("kv_cache_tokens is -1"));
   EXPECT_THAT(engine_error([](auto& o) { o.kv_cache_bytes = 0; }), HasSubstr("kv_cache_bytes is 0"));
   EXPECT_EQ(engine_error([](auto& o) { o.kv_cache_bytes = 0, o.kv_cache_tokens = 100; }), "accepted");
-  EXPECT_THAT(engine_error([](auto& o) { o.step_tokens = 0; }), HasSubstr("step_tokens is 0"));
+  EXPECT_THAT(engine_error([](auto& o) { o.step_tokens = -1; }), HasSubstr("step_tokens is -1"));
   EXPECT_THAT(engine_error([](auto& o) { o.max_sequences = 0; }), HasSubstr("max_sequences is 0"));
   EXPECT_THAT(engine_error([](auto& o) { o.max_waiting = 0; }), HasSubstr("max_waiting is 0"));
   EXPECT_THAT(engine_error([](auto& o) { o.max_context = -1; }), HasSubstr("max_context is -1"));
