@@ -61,17 +61,17 @@ LinkSpeed measure_links(Communicator& comm) {
   const auto hosts = comm.hosts();
   const int count = 1 + *std::max_element(hosts.begin(), hosts.end());
   if (count == 1) return {};
-  LinkSpeed slowest;
+  LinkSpeed largest;
   for (int host = 1; host < count; ++host) {
     const int other = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
     if (comm.rank() == other) answer(comm, 0);
     if (comm.rank() != 0) continue;
     const auto speed = ask(comm, other);
-    if (speed.bytes_in_flight() > slowest.bytes_in_flight()) slowest = speed;
+    if (speed.bytes_in_flight() > largest.bytes_in_flight()) largest = speed;
   }
-  std::istringstream said(comm.all_gather_strings(cat(slowest.round_trip_s, ' ', slowest.bytes_per_s)).front());
-  said >> slowest.round_trip_s >> slowest.bytes_per_s;
-  return slowest;
+  std::istringstream said(comm.all_gather_strings(cat(largest.round_trip_s, ' ', largest.bytes_per_s)).front());
+  said >> largest.round_trip_s >> largest.bytes_per_s;
+  return largest;
 }
 
 }  // namespace unshard
