@@ -276,12 +276,12 @@ void ServingLoop::sample(const Step& step) {
   for (auto& draw : draws) {
     if (!draw.error.empty())
       close(draw.id, Finish::error, draw.error);
-    else if (settle(draw.id, *draw.sequence, std::move(draw.choice)))
+    else if (settle(*draw.sequence, std::move(draw.choice)))
       forget(draw.id);
   }
 }
 
-bool ServingLoop::settle(SequenceId, Sequence& sequence, Choice&& choice) {
+bool ServingLoop::settle(Sequence& sequence, Choice&& choice) {
   const auto& options = *sequence.options;
   sequence.generated.push_back(choice.token);
   ++counts_.generated_tokens;

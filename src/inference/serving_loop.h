@@ -59,7 +59,7 @@ class ServingLoop {
   void compute(const Step& step);
   void sample(const Step& step);
   void mask(const Sequence& sequence, std::vector<std::uint32_t>& allowed) const;
-  bool settle(SequenceId id, Sequence& sequence, Choice&& choice);  ///< true: it ends here
+  bool settle(Sequence& sequence, Choice&& choice);  ///< true: it ends here
   void close(SequenceId id, Finish finish, const std::string& error);
   void forget(SequenceId id);
   void publish();

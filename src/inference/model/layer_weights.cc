@@ -102,13 +102,16 @@ class Loader {
     const Range kv = shard_.of(config_.kv_heads);
     std::vector<WeightView> parts;
     std::vector<float> bias;
-    std::int64_t first = 0;  // row of a fused matrix
+    const bool fused = !names_.qkv.empty();
+    const std::int64_t fused_rows = (config_.heads + 2 * config_.kv_heads) * size;
+    std::int64_t first = 0;  // row of a fused matrix, which is read once: GPT-2's is turned
+    const auto together = fused ? reader_.matrix(TensorReader::name(names_.qkv, i), fused_rows, config_.hidden) : WeightView{};
     for (const auto& [pattern, heads] :
          {std::pair{&names_.q, config_.heads}, {&names_.k, config_.kv_heads}, {&names_.v, config_.kv_heads}}) {
-      const bool fused = !names_.qkv.empty(), turned = config_.interleaved_qk && pattern != &names_.v;
+      const bool turned = config_.interleaved_qk && pattern != &names_.v;
       const auto name = TensorReader::name(fused ? names_.qkv : *pattern, i);
-      const auto all = fused ? (config_.heads + 2 * config_.kv_heads) * size : heads * size;
-      const auto whole = reader_.matrix(name, all, config_.hidden);
+      const auto all = fused ? fused_rows : heads * size;
+      const auto whole = fused ? together : reader_.matrix(name, all, config_.hidden);
       auto view = TensorReader::part(whole, first, heads * size);
       if (turned) view = reader_.half_split(view, heads);
       auto part = reader_.vector(name, ".bias", all);
