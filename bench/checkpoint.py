@@ -42,13 +42,23 @@ def measured(call):
     return seconds, max(peaks)
 
 
-def drop_from_cache(path):
+def for_files(path, call):
     for file in path.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            call(descriptor)
             os.close(descriptor)
+
+
+def until_on_disk(path):
+    """Seconds until what was saved would survive a loss of power: what is still in memory only when save_checkpoint returns."""
+    begin = time.perf_counter()
+    for_files(path, os.fsync)
+    return time.perf_counter() - begin
+
+
+def drop_from_cache(path):
+    for_files(path, lambda descriptor: os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED))
 
 
 layers = max(1, round(millions * 1e6 / WIDTH**2))
@@ -56,12 +66,13 @@ model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in
 engine = module.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 engine.backward(engine(torch.ones(1, WIDTH, dtype=torch.bfloat16)).float().pow(2).mean())
 engine.step()
-rank, saves, loads, memory = dist.get_rank(), [], [], {"save": 0.0, "load": 0.0}
+rank, saves, on_disk, loads, memory = dist.get_rank(), [], [], [], {"save": 0.0, "load": 0.0}
 for number in range(rounds + 1):
     seconds, peak = measured(lambda: engine.save_checkpoint(str(folder), tag=f"tag{number}"))      # noqa: B023
     saves.append(seconds)
     memory["save"] = max(memory["save"], peak)
     if rank == 0:
+        on_disk.append(seconds + until_on_disk(folder))
         drop_from_cache(folder)
     seconds, peak = measured(lambda: engine.load_checkpoint(str(folder), tag=f"tag{number}"))      # noqa: B023
     loads.append(seconds)
@@ -70,6 +81,6 @@ if rank == 0:
     size = sum(file.stat().st_size for file in (folder / "tag0").rglob("*") if file.is_file())
     print("RESULT " + json.dumps({
         "mode": what, "bytes": size, "save_s": statistics.median(saves[1:]), "load_s": statistics.median(loads[1:]),
-        "first_load_s": loads[0], "save_s_all": saves, "load_s_all": loads,
+        "save_on_disk_s": statistics.median(on_disk[1:]), "first_load_s": loads[0], "save_s_all": saves, "load_s_all": loads,
         "save_extra_mb": memory["save"], "load_extra_mb": memory["load"]}), flush=True)
 dist.barrier()

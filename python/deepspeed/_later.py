@@ -17,7 +17,7 @@ MODULES = {
     "deepspeed.launcher": "constants launch launcher_helper multinode_runner",
     "deepspeed.moe": "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout layer mappings "
                      "sharded_moe",
-    "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds lamb muon op_builder quantizer random_ltd sparse_attention "
+    "deepspeed.ops": "aio compile deepspeed4science fp_quantizer gds muon op_builder quantizer random_ltd sparse_attention "
                      "transformer triton_ops",
     "deepspeed.ops.adam": "multi_tensor_apply zenflow_cpu_adam zenflow_torch_adam",
     "deepspeed.ops.lion": "multi_tensor_apply",

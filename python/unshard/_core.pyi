@@ -195,6 +195,9 @@ class GroupOptions:
     dampening: float
     lr_decay: float
     initial_accumulator: float
+    min_coeff: float
+    max_coeff: float
+    eps_inside_sqrt: bool
     nesterov: bool
     bias_correction: bool
     maximize: bool

@@ -6,7 +6,7 @@ import os
 import torch
 
 from unshard.distributed import device_of_this_rank, world_from_environment
-from unshard.memory_use import machine_bytes, resident_bytes
+from unshard.memory_use import machine_bytes, peak_resident_bytes, resident_bytes
 
 
 class Accelerator:
@@ -126,19 +126,19 @@ class Accelerator:
         return resident_bytes() if self._is_cpu else self._module.memory_allocated(device_index)
 
     def max_memory_allocated(self, device_index=None):
-        return _peak() if self._is_cpu else self._module.max_memory_allocated(device_index)
+        return peak_resident_bytes() if self._is_cpu else self._module.max_memory_allocated(device_index)
 
     def memory_reserved(self, device_index=None):
         return resident_bytes() if self._is_cpu else self._module.memory_reserved(device_index)
 
     def max_memory_reserved(self, device_index=None):
-        return _peak() if self._is_cpu else self._module.max_memory_reserved(device_index)
+        return peak_resident_bytes() if self._is_cpu else self._module.max_memory_reserved(device_index)
 
     memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
     def memory_stats(self, device_index=None):
         if self._is_cpu:
-            return {"allocated_bytes.all.current": resident_bytes(), "allocated_bytes.all.peak": _peak()}
+            return {"allocated_bytes.all.current": resident_bytes(), "allocated_bytes.all.peak": peak_resident_bytes()}
         return self._module.memory_stats(device_index)
 
     def reset_peak_memory_stats(self, device_index=None):
@@ -198,11 +198,6 @@ class Accelerator:
     HalfTensor = property(lambda self: self._tensor(torch.float16))
     IntTensor = property(lambda self: self._tensor(torch.int32))
     LongTensor = property(lambda self: self._tensor(torch.int64))
-
-
-def _peak():
-    import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @functools.cache

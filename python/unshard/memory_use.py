@@ -14,7 +14,7 @@ def memory_line(message):
     if torch.cuda.is_available():
         parts.append(f"device {torch.cuda.memory_allocated() / gib:.2f} GiB, most {torch.cuda.max_memory_allocated() / gib:.2f}, reserved "
                      f"{torch.cuda.memory_reserved() / gib:.2f}")
-    parts.append(f"process {resident_bytes() / gib:.2f} GiB, most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}")
+    parts.append(f"process {resident_bytes() / gib:.2f} GiB, most {peak_resident_bytes() / gib:.2f}")
     total, available = machine_bytes()
     parts.append(f"machine {(total - available) / gib:.2f} of {total / gib:.2f} GiB used")
     return "; ".join(parts)
@@ -23,6 +23,11 @@ def memory_line(message):
 def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes():
+    """The kernel notes the peak from time to time only: it can lag behind what is resident now."""
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, resident_bytes())
 
 
 def machine_bytes():

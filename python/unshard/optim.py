@@ -8,8 +8,8 @@ import torch
 from unshard.core import ConfigError, _core
 
 
-_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
-_SWITCHES = ("nesterov", "bias_correction", "maximize")
+_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "lr_decay", "min_coeff", "max_coeff")
+_SWITCHES = ("nesterov", "bias_correction", "maximize", "eps_inside_sqrt")
 
 
 def group_options(group):
@@ -156,6 +156,22 @@ class Lion(FusedOptimizer):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "maximize": maximize})
 
 
+class Lamb(FusedOptimizer):
+    """LAMB: Adam's direction with weight decay, times the ratio of the norms of a parameter and of its direction, kept within
+    min_coeff and max_coeff. Under ZeRO the norms are those of whole parameters."""
+
+    kind = "lamb"
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, bias_correction=True, eps_inside_sqrt=False,
+                 min_coeff=0.01, max_coeff=10.0, amsgrad=False, maximize=False):
+        _refuse(self, amsgrad=amsgrad)
+        if not 0 <= min_coeff <= max_coeff:
+            raise ValueError(f"[optim.Lamb] min_coeff={min_coeff!r} and max_coeff={max_coeff!r}; wanted 0 <= min_coeff <= max_coeff")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
+                                  "bias_correction": bias_correction, "eps_inside_sqrt": eps_inside_sqrt, "min_coeff": min_coeff,
+                                  "max_coeff": max_coeff, "maximize": maximize})
+
+
 def _refuse(optimizer, **switches):
     for name, value in switches.items():
         if value:
@@ -163,7 +179,7 @@ def _refuse(optimizer, **switches):
 
 
 # ---- by name, from the JSON --------------------------------------------------------------------------------------------------------
-_BY_KIND = {"adam": Adam, "adamw": AdamW, "sgd": SGD, "adagrad": Adagrad, "lion": Lion}
+_BY_KIND = {"adam": Adam, "adamw": AdamW, "sgd": SGD, "adagrad": Adagrad, "lion": Lion, "lamb": Lamb}
 # Keys of the JSON that choose an implementation in DeepSpeed and change nothing here.
 _CHOICES = ("torch_adam", "adam_w_mode", "set_grad_none", "fp32_optimizer_states", "fused", "foreach", "differentiable", "capturable",
             "amsgrad")

@@ -28,6 +28,9 @@ void group_fields(Group& group, F&& field) {
   field("nesterov", group.nesterov);
   field("bias_correction", group.bias_correction);
   field("maximize", group.maximize);
+  field("min_coeff", group.min_coeff);
+  field("max_coeff", group.max_coeff);
+  field("eps_inside_sqrt", group.eps_inside_sqrt);
 }
 
 template <class C, class F>

@@ -71,6 +71,22 @@ Section adagrad() {
 
 Section lion() { return {"optimizer.params", with_common({lr("0.001"), betas(), weight_decay("0")}), {"lion"}}; }
 
+Section lamb() {
+  return {"optimizer.params",
+          with_common({
+              lr("0.001"),
+              betas(),
+              {.name = "eps", .kind = number, .initial = "1e-08", .range = kNotNegative},
+              {.name = "eps_inside_sqrt", .initial = "false"},
+              weight_decay("0"),
+              {.name = "min_coeff", .kind = number, .initial = "0.01", .range = kNotNegative},
+              {.name = "max_coeff", .kind = number, .initial = "10", .range = kNotNegative},
+              {.name = "bias_correction", .initial = "true"},
+              {.name = "amsgrad", .initial = "false", .state = not_built},
+          }),
+          {"lamb"}};
+}
+
 Key warmup_num_steps() {
   return {.name = "warmup_num_steps", .kind = integer, .initial = "1000", .range = kCount, .note = "1 counts as 2"};
 }
@@ -148,9 +164,9 @@ Section lr_range_test() {
           {"lrrangetest"}};
 }
 
-constexpr std::string_view kTorchInstead = "use Adam, AdamW, SGD, Adagrad, Lion or a class of torch.optim";
+constexpr std::string_view kTorchInstead = "use Adam, AdamW, SGD, Adagrad, Lion, Lamb or a class of torch.optim";
 constexpr std::string_view kOwnMuon =
-    "pass a torch.optim.Muon of your own as `optimizer` (at ZeRO stage 0 only), or use Adam, AdamW, SGD, Adagrad or Lion";
+    "pass a torch.optim.Muon of your own as `optimizer` (at ZeRO stage 0 only), or use Adam, AdamW, SGD, Adagrad, Lion or Lamb";
 constexpr std::string_view kOneBit = "1-bit optimizers left DeepSpeed as well; use Adam or AdamW";
 constexpr NamedType kOptimizers[] = {
     {"Adam"},
@@ -158,7 +174,7 @@ constexpr NamedType kOptimizers[] = {
     {"SGD"},
     {"Adagrad"},
     {"Lion"},
-    {"Lamb", not_built, kTorchInstead},
+    {"Lamb"},
     {"Muon", not_built, kOwnMuon},
     {"MuAdam", not_built, kTorchInstead},
     {"MuAdamW", not_built, kTorchInstead},
@@ -197,7 +213,7 @@ std::vector<Section> optimizer_sections() {
                             .note = "WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, or a torch.optim.lr_scheduler class"},
                            {.name = "params", .kind = object, .note = "keyword arguments; checked for the types named here"},
                        }};
-  return {optimizer,          adam(),      sgd(),          adagrad(), lion(), scheduler, warmup_lr(), warmup_decay_lr(),
+  return {optimizer,          adam(),      sgd(),          adagrad(), lion(), lamb(), scheduler, warmup_lr(), warmup_decay_lr(),
           warmup_cosine_lr(), one_cycle(), lr_range_test()};
 }
 

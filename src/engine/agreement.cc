@@ -84,6 +84,16 @@ std::vector<std::byte> exchange_bytes(Communicator& comm, const void* mine, std:
   return all;
 }
 
+void sum_over_ranks(Communicator& comm, std::vector<double>& values, std::string_view where) {
+  const auto all = exchange_bytes(comm, values.data(), values.size() * sizeof(double), where);
+  std::fill(values.begin(), values.end(), 0.0);
+  for (std::size_t at = 0; at < all.size(); at += sizeof(double)) {
+    double value;
+    std::memcpy(&value, all.data() + at, sizeof(double));
+    values[at / sizeof(double) % values.size()] += value;
+  }
+}
+
 std::string agree_on_error(Communicator& comm, const std::string& error, std::string_view where) {
   const std::uint8_t failed = !error.empty();
   const auto all = exchange_bytes(comm, &failed, 1, where);

@@ -13,6 +13,9 @@ class Communicator;
 /// Collective: equally long byte strings of every rank, in rank order. Small ones take a few microseconds in shared memory.
 std::vector<std::byte> exchange_bytes(Communicator& comm, const void* mine, std::size_t bytes, std::string_view where);
 
+/// Collective: each number becomes its sum over all ranks, added in the order of ranks: the same bits everywhere.
+void sum_over_ranks(Communicator& comm, std::vector<double>& values, std::string_view where);
+
 /// Collective: what one rank found wrong (empty: nothing), as each is to say it: its own error, or "[where] rank 2 failed: ..." with the
 /// first other one's. Empty: nobody has an error.
 std::string agree_on_error(Communicator& comm, const std::string& error, std::string_view where);

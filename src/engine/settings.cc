@@ -25,7 +25,7 @@ std::string group_line(const ParamGroup& group, std::size_t number) {
   return cat("optimizer's group ", number, " = ", group.names.size(), " parameters, lr ", o.lr, ", betas ", o.beta1, " ", o.beta2, ", eps ",
              o.eps, ", weight decay ", o.weight_decay, ", momentum ", o.momentum, ", dampening ", o.dampening, ", nesterov ", o.nesterov,
              ", lr decay ", o.lr_decay, ", initial accumulator ", o.initial_accumulator, ", bias correction ", o.bias_correction,
-             ", maximize ", o.maximize);
+             ", maximize ", o.maximize, ", coefficients ", o.min_coeff, " to ", o.max_coeff, ", eps inside the root ", o.eps_inside_sqrt);
 }
 
 }  // namespace

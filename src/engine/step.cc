@@ -78,7 +78,10 @@ void Engine::State::update() {
     const auto items = update_items(facts.present);
     {
       const TimelineSpan span(timeline, Lane::update, "optimizer");
-      optimizer->step(items, groups, {scale * clip_factor(*grad_norm, config.gradient_clipping)});
+      UpdateScale how{scale * clip_factor(*grad_norm, config.gradient_clipping), {}};
+      if (!keeps_whole())
+        how.sum_over_ranks = [this](std::vector<double>& values) { sum_over_ranks(*comm, values, "step: norms of parameters"); };
+      optimizer->step(items, groups, how);
     }
     times.update_ms = timer.lap();
     set_phase(Phase::publishing, "step");

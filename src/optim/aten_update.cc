@@ -14,14 +14,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// fp32 weights with the user's edits of the 16-bit parameter taken over; the tensor that is updated in place.
-at::Tensor weights_of(const UpdateItem& item) {
-  if (!item.master.defined()) return item.param;
-  const at::Tensor edited = item.param.ne(item.master.to(item.param.scalar_type()));
-  item.master.copy_(at::where(edited, item.param.to(at::kFloat), item.master));
-  return item.master;
-}
-
 at::Tensor gradient_of(const UpdateItem& item, double scale) { return item.grad.to(at::kFloat).mul(scale); }
 
 /// The lists that torch's fused operators take.
@@ -31,7 +23,7 @@ struct Lists {
 Lists lists_of(const std::vector<AtenUpdate>& updates, double scale) {
   Lists lists;
   for (const auto& update : updates) {
-    lists.weights.push_back(weights_of(*update.item));
+    lists.weights.push_back(refreshed_weights(*update.item));
     lists.grads.push_back(gradient_of(*update.item, scale));
     lists.first.push_back(update.first);
     lists.second.push_back(update.second);
@@ -53,7 +45,7 @@ void fused_adam(UpdateKind kind, const std::vector<AtenUpdate>& updates, const G
 
 /// Adam without bias correction, which torch's fused operators lack.
 void plain_adam(UpdateKind kind, const AtenUpdate& update, const GroupOptions& group, double scale) {
-  const at::Tensor weights = weights_of(*update.item);
+  const at::Tensor weights = refreshed_weights(*update.item);
   at::Tensor grad = gradient_of(*update.item, scale);
   if (kind == UpdateKind::adam && group.weight_decay != 0) grad.add_(weights, group.weight_decay);
   if (kind == UpdateKind::adamw) weights.mul_(1 - group.lr * group.weight_decay);
@@ -70,7 +62,7 @@ void fused_sgd(const std::vector<AtenUpdate>& updates, const GroupOptions& group
 }
 
 void adagrad(const AtenUpdate& update, const GroupOptions& group, double scale) {
-  const at::Tensor weights = weights_of(*update.item);
+  const at::Tensor weights = refreshed_weights(*update.item);
   at::Tensor grad = gradient_of(*update.item, scale);
   if (group.weight_decay != 0) grad.add_(weights, group.weight_decay);
   update.first.addcmul_(grad, grad);
@@ -78,7 +70,7 @@ void adagrad(const AtenUpdate& update, const GroupOptions& group, double scale) 
 }
 
 void lion(const AtenUpdate& update, const GroupOptions& group, double scale) {
-  const at::Tensor weights = weights_of(*update.item), grad = gradient_of(*update.item, scale);
+  const at::Tensor weights = refreshed_weights(*update.item), grad = gradient_of(*update.item, scale);
   const at::Tensor direction = update.first.mul(group.beta1).add_(grad, 1 - group.beta1).sign_();
   weights.mul_(1 - group.lr * group.weight_decay).sub_(direction, group.lr);
   update.first.mul_(group.beta2).add_(grad, 1 - group.beta2);
@@ -103,6 +95,8 @@ void update_batch(UpdateKind kind, const std::vector<AtenUpdate>& updates, const
     case UpdateKind::lion:
       for (const auto& update : updates) lion(update, group, scale);
       break;
+    case UpdateKind::lamb:
+      break;  // lamb.h
   }
   for (const auto& update : updates) {
     if (update.item->master.defined()) update.item->param.copy_(update.item->master);
@@ -110,6 +104,13 @@ void update_batch(UpdateKind kind, const std::vector<AtenUpdate>& updates, const
 }
 
 }  // namespace
+
+at::Tensor refreshed_weights(const UpdateItem& item) {
+  if (!item.master.defined()) return item.param;
+  const at::Tensor edited = item.param.ne(item.master.to(item.param.scalar_type()));
+  item.master.copy_(at::where(edited, item.param.to(at::kFloat), item.master));
+  return item.master;
+}
 
 void update_with_aten(UpdateKind kind, const std::vector<AtenUpdate>& updates, const GroupOptions& group, double grad_scale) {
   std::vector<AtenUpdate> batch;

@@ -10,7 +10,7 @@
 
 namespace unshard {
 
-enum class UpdateKind { adam, adamw, sgd, adagrad, lion };
+enum class UpdateKind { adam, adamw, sgd, adagrad, lion, lamb };
 
 /// One parameter: all flat, on one device; states fp32.
 struct AtenUpdate {
@@ -22,6 +22,9 @@ struct AtenUpdate {
 
 /// Update all, which share `group`. Transient memory: the fp32 gradients of at most kAtenBatchNumel elements (or one item) at a time.
 void update_with_aten(UpdateKind kind, const std::vector<AtenUpdate>& updates, const GroupOptions& group, double grad_scale);
+
+/// fp32 weights with the user's edits of the 16-bit parameter taken over; the tensor that is updated in place.
+at::Tensor refreshed_weights(const UpdateItem& item);
 
 inline constexpr std::int64_t kAtenBatchNumel = 1 << 26;
 

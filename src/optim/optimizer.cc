@@ -8,6 +8,7 @@
 #include <map>
 
 #include "optim/aten_update.h"
+#include "optim/lamb.h"
 #include "optim/state.h"
 #include "optim/update.h"
 #include "unshard/core/error.h"
@@ -19,6 +20,7 @@ std::vector<std::string> names_of(UpdateKind kind) {
   switch (kind) {
     case UpdateKind::adam:
     case UpdateKind::adamw:
+    case UpdateKind::lamb:
       return {"exp_avg", "exp_avg_sq"};
     case UpdateKind::sgd:
       return {"momentum_buffer"};
@@ -31,7 +33,7 @@ std::vector<std::string> names_of(UpdateKind kind) {
 }
 
 const char* type_of(UpdateKind kind) {
-  constexpr const char* kNames[] = {"adam", "adamw", "sgd", "adagrad", "lion"};
+  constexpr const char* kNames[] = {"adam", "adamw", "sgd", "adagrad", "lion", "lamb"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -77,11 +79,16 @@ class FusedOptimizer : public Optimizer {
     std::vector<kernels::Update> cpu;
     cpu.reserve(items.size());
     std::map<int, std::vector<AtenUpdate>> elsewhere;  // by group
+    std::vector<LambUpdate> lamb;
     RuleCache rules;
     for (const auto& item : items) {
       const GroupOptions& group = groups[static_cast<std::size_t>(item.group)];
       OptimizerState::Entry& entry = state_.entry(item.parameter);
       ++entry.steps;
+      if (kind_ == UpdateKind::lamb) {  // every rank names every parameter, if only to add nothing to its norms
+        lamb.push_back({&item, entry.values[0], entry.values[1], entry.steps});
+        continue;
+      }
       if (item.param.numel() == 0) continue;
       const double factor = group.maximize ? -scale.scale : scale.scale;
       if (item.param.is_cpu()) {
@@ -90,6 +97,7 @@ class FusedOptimizer : public Optimizer {
         elsewhere[item.group].push_back(aten_update(item, entry, group));
       }
     }
+    if (kind_ == UpdateKind::lamb) update_with_lamb(lamb, groups, scale);
     kernels::run_updates(cpu.data(), cpu.size());
     for (const auto& [index, updates] : elsewhere) {
       const GroupOptions& group = groups[static_cast<std::size_t>(index)];
@@ -125,6 +133,7 @@ class FusedOptimizer : public Optimizer {
         return kernels::adagrad_rule(group.lr / (1 + static_cast<double>(step - 1) * group.lr_decay), group.eps, group.weight_decay,
                                      factor);
       case UpdateKind::lion:
+      case UpdateKind::lamb:  // lamb.h
         break;
     }
     return kernels::lion_rule(group.lr, group.beta1, group.beta2, group.weight_decay, factor);
@@ -219,7 +228,8 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& type, bool decouple
   if (name == "sgd") return std::make_unique<FusedOptimizer>(UpdateKind::sgd);
   if (name == "adagrad") return std::make_unique<FusedOptimizer>(UpdateKind::adagrad);
   if (name == "lion") return std::make_unique<FusedOptimizer>(UpdateKind::lion);
-  throw std::invalid_argument(cat("[optim.make_optimizer] unknown type \"", type, "\"; known: adam, adamw, sgd, adagrad, lion"));
+  if (name == "lamb") return std::make_unique<FusedOptimizer>(UpdateKind::lamb);
+  throw std::invalid_argument(cat("[optim.make_optimizer] unknown type \"", type, "\"; known: adam, adamw, sgd, adagrad, lion, lamb"));
 }
 
 }  // namespace unshard

@@ -11,7 +11,7 @@
 namespace unshard {
 namespace {
 
-const std::vector<std::string> kKnown{"adam", "adamw", "sgd", "adagrad", "lion"};
+const std::vector<std::string> kKnown{"adam", "adamw", "sgd", "adagrad", "lion", "lamb"};
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -76,6 +76,19 @@ void read_adagrad(ParamsReader& reader, GroupOptions& options) {
   reader.only("amsgrad", false, "Adagrad has no such variant");
 }
 
+void read_lamb(ParamsReader& reader, GroupOptions& options) {
+  read_common(reader, options, 1e-3);
+  read_betas(reader, options);
+  read_eps(reader, options, 1e-8);
+  options.eps_inside_sqrt = reader.flag("eps_inside_sqrt", false);
+  options.bias_correction = reader.flag("bias_correction", true);
+  options.min_coeff = reader.number("min_coeff", 0.01);
+  options.max_coeff = reader.number("max_coeff", 10);
+  reader.check(options.min_coeff >= 0, "min_coeff", "wanted a number >= 0");
+  reader.check(options.max_coeff >= options.min_coeff, "max_coeff", "wanted a number of at least min_coeff");
+  reader.only("amsgrad", false, "LAMB has no such variant");
+}
+
 void read_lion(ParamsReader& reader, GroupOptions& options) {
   read_common(reader, options, 1e-3);
   read_betas(reader, options);
@@ -91,7 +104,7 @@ ParsedOptimizer parse_optimizer(const std::string& type, const std::string& para
     const std::string near = nearest_name(type, kKnown);
     throw ConfigError(
         cat("optimizer.type \"", type, "\" is not built in", near.empty() ? "" : "; did you mean \"" + near + "\"?",
-            " Built in: adam, adamw, sgd, adagrad, lion; any other torch.optim optimizer can be passed as a client optimizer"));
+            " Built in: adam, adamw, sgd, adagrad, lion, lamb; any other torch.optim optimizer can be passed as a client optimizer"));
   }
   ParamsReader reader("optimizer.params of " + type, params_json);
   if (parsed.type == "sgd") {
@@ -100,6 +113,8 @@ ParsedOptimizer parse_optimizer(const std::string& type, const std::string& para
     read_adagrad(reader, parsed.options);
   } else if (parsed.type == "lion") {
     read_lion(reader, parsed.options);
+  } else if (parsed.type == "lamb") {
+    read_lamb(reader, parsed.options);
   } else if (read_adam(reader, parsed.options, parsed.type == "adamw")) {
     parsed.type = "adamw";
   }

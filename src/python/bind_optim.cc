@@ -29,6 +29,9 @@ void bind_group(py::module_& module) {
       .def_readwrite("dampening", &GroupOptions::dampening)
       .def_readwrite("lr_decay", &GroupOptions::lr_decay)
       .def_readwrite("initial_accumulator", &GroupOptions::initial_accumulator)
+      .def_readwrite("min_coeff", &GroupOptions::min_coeff)
+      .def_readwrite("max_coeff", &GroupOptions::max_coeff)
+      .def_readwrite("eps_inside_sqrt", &GroupOptions::eps_inside_sqrt)
       .def_readwrite("nesterov", &GroupOptions::nesterov)
       .def_readwrite("bias_correction", &GroupOptions::bias_correction)
       .def_readwrite("maximize", &GroupOptions::maximize);
@@ -41,7 +44,7 @@ void bind_optimizer(py::module_& module) {
           "step",
           [](const OptimizerHandle& o, const std::vector<ItemTuple>& items, const std::vector<GroupOptions>& groups, double scale) {
             py::gil_scoped_release nogil;
-            o->step(items_of(items), groups, UpdateScale{scale});
+            o->step(items_of(items), groups, UpdateScale{scale, {}});
           },
           py::arg("items"), py::arg("groups"), py::arg("scale") = 1.0)
       .def("state_names", [](const OptimizerHandle& o) { return o->state_names(); })

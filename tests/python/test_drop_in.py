@@ -46,7 +46,7 @@ NAMES = {
                                "get_cuda_rng_tracker",
     "deepspeed.ops.adam": "FusedAdam DeepSpeedCPUAdam",
     "deepspeed.ops.adagrad": "DeepSpeedCPUAdagrad",
-    "deepspeed.ops.lion": "FusedLion DeepSpeedCPULion",
+    "deepspeed.ops.lion": "FusedLion DeepSpeedCPULion", "deepspeed.ops.lamb": "FusedLamb",
     "deepspeed.runtime.lr_schedules": "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest add_tuning_arguments VALID_LR_SCHEDULES",
     "deepspeed.checkpoint.utils": "clone_tensors_for_torch_save",
     "deepspeed.monitor.monitor": "MonitorMaster", "deepspeed.accelerator": "get_accelerator",

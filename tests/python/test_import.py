@@ -69,7 +69,7 @@ def test_names_of_later_work_say_so_and_are_absent_for_hasattr():
     run("""
 import deepspeed
 for holder, name in ((deepspeed, "pipe"), (deepspeed.moe, "layer"), (deepspeed, "tp_model_init"), (deepspeed.zero, "MiCS_Init"),
-                     (deepspeed.ops, "lamb")):
+                     (deepspeed.ops, "muon")):
     assert not hasattr(holder, name)
     try:
         getattr(holder, name)
@@ -107,7 +107,7 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
     ("from deepspeed.moe import layer", "deepspeed.moe.layer"), ("import deepspeed.moe.layer", "deepspeed.moe.layer"),
     ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
-    ("import deepspeed.ops.lamb", "deepspeed.ops.lamb"),
+    ("import deepspeed.ops.muon", "deepspeed.ops.muon"),
     ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
     ("import deepspeed.profiling", "deepspeed.profiling"),
     ("import deepspeed.sequence.layer", "deepspeed.sequence"), ("import deepspeed.runtime.fp16", "deepspeed.runtime.fp16"),

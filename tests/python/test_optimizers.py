@@ -269,3 +269,64 @@ def test_schedules_work_on_any_torch_optimizer_and_resume(kind):
         resumed.step()
         assert resumed.get_last_lr() == expected
     assert first.optimizer.param_groups[0]["lr"] == rates[-1][0] and len(set(map(tuple, rates))) > 1 or kind == "LRRangeTest"
+
+
+class DenseLamb:
+    """LAMB's formula on whole parameters, in double."""
+
+    def __init__(self, params, lr, weight_decay):
+        self.params, self.lr, self.decay, self.steps = list(params), lr, weight_decay, 0
+        self.moments = [(torch.zeros(p.shape, dtype=torch.float64), torch.zeros(p.shape, dtype=torch.float64)) for p in self.params]
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        size = self.lr * (1 - 0.999**self.steps)**0.5 / (1 - 0.9**self.steps)
+        for p, (m, v) in zip(self.params, self.moments):
+            g, w = p.grad.double(), p.double()
+            m.mul_(0.9).add_(g, alpha=0.1)
+            v.mul_(0.999).addcmul_(g, g, value=0.001)
+            u = m / (v.sqrt() + 1e-8) + self.decay * w
+            ratio = (w.norm() / u.norm()).clamp(0.01, 10)
+            p.copy_(w - size * ratio * u)
+
+
+def lamb(rank, world, stage, by_name):
+    from deepspeed.ops.lamb import FusedLamb
+    model, twin = Net(), Net()
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+    given = {"config": {**config, "optimizer": {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}}} if by_name else {
+        "config": config, "optimizer": FusedLamb(model.parameters(), lr=0.02, weight_decay=0.1)}
+    engine, *_ = unshard.initialize(model=model, **given)
+    reference = DenseLamb(twin.parameters(), 0.02, 0.1)
+    for step in range(5):
+        engine.backward(loss_of(engine, rank, step))
+        engine.step()
+        dense.accumulate_mean_gradient(twin, [lambda m, r=r: loss_of(m, r, step) for r in range(world)])
+        reference.step()
+    dense.close(dense.weights(engine, model).values(), twin.parameters(), 1e-5)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("world, stage, by_name", [(1, 0, True), (2, 0, False), (2, 1, True), (2, 2, False), (3, 3, True), (4, 3, False)])
+def test_lamb_on_pieces_equals_its_formula_on_whole_parameters(world, stage, by_name):
+    run_ranks(world, lamb, stage, by_name)
+
+
+def test_lamb_alone_on_plain_tensors_and_continued_from_its_state():
+    a, b, c = parameters(), parameters(), None
+    mine, reference = optim.Lamb(a, lr=0.05, weight_decay=0.1), DenseLamb(b, 0.05, 0.1)
+    for step in range(6):
+        if step == 3:
+            c = [nn.Parameter(p.detach().clone()) for p in a]
+            again = optim.Lamb(c, lr=0.05, weight_decay=0.1)
+            again.load_state_dict(mine.state_dict())
+        give_gradients(a, step), give_gradients(b, step)
+        mine.step(), reference.step()
+        if c:
+            give_gradients(c, step)
+            again.step()
+    dense.close(a, b, 1e-6)
+    assert all(torch.equal(x, y) for x, y in zip(a, c))
+    with pytest.raises(ValueError, match="min_coeff=2 and max_coeff=1"):
+        optim.Lamb(a, min_coeff=2, max_coeff=1)

@@ -1,5 +1,6 @@
 #pragma once
-// What updates the parameters. The engine hands over flat pieces; an optimizer never communicates.
+// What updates the parameters. The engine hands over flat pieces; what an optimizer wants to know of other ranks' pieces it asks of
+// UpdateScale.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace unshard {
 /// Hyperparameters of one group; an optimizer reads what it knows.
 struct GroupOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum = 0, dampening = 0, lr_decay = 0;
-  double initial_accumulator = 0;
-  bool nesterov = false, bias_correction = true, maximize = false;
+  double initial_accumulator = 0, min_coeff = 0.01, max_coeff = 10;
+  bool nesterov = false, bias_correction = true, maximize = false, eps_inside_sqrt = false;
 };
 
 /// One parameter's piece on this rank: all tensors flat, same numel, contiguous.
@@ -32,6 +33,9 @@ struct UpdateItem {
 /// How gradients become what the formula sees: g = grad * scale. `scale` holds 1/(world * loss_scale) and the clip factor.
 struct UpdateScale {
   double scale = 1;
+  /// Add up numbers over the ranks that hold pieces of the same parameters; every rank calls it alike. Null: each item is a whole
+  /// parameter. For formulas that look at a whole tensor (LAMB's norms).
+  std::function<void(std::vector<double>&)> sum_over_ranks = {};
 };
 
 /// Per-parameter step counts live in the optimizer's state, as in torch.
@@ -55,7 +59,7 @@ class Optimizer {
   virtual void prepare(const std::vector<UpdateItem>& items, const std::vector<GroupOptions>& groups) = 0;
 };
 
-/// "adam", "adamw", "sgd", "adagrad", "lion": the fused kernels on CPU, torch's fused ops elsewhere.
+/// "adam", "adamw", "sgd", "adagrad", "lion": the fused kernels on CPU, torch's fused ops elsewhere. "lamb": torch's ops everywhere.
 /// \param decoupled_decay  AdamW's decay; DeepSpeed's "Adam" is AdamW unless adam_w_mode is false.
 /// \throws std::invalid_argument unknown type, with the list of known ones.
 std::unique_ptr<Optimizer> make_optimizer(const std::string& type, bool decoupled_decay = true);
