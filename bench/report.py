@@ -4,6 +4,7 @@ import pathlib
 import checkpoints
 import hosts
 import inference
+import servers
 
 DOC = pathlib.Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -29,6 +30,7 @@ def targets(results):
     rows += checkpoints.targets(results.get("checkpoint", {}), target)
     rows += hosts.targets(results.get("hosts", {}), target, name_of)
     rows += inference.targets(results.get("inference", {}), target)
+    rows += servers.targets(results.get("serving", {}), target)
     startup = results.get("startup", {}).get("unshard")
     if startup:
         rows += [target("import over torch, s", startup["import_s"], 0.2, True),
@@ -119,7 +121,8 @@ def document(results):
                                          for name, row in results["startup"].items()])]
     for question, tables in (("checkpoint", checkpoints.tables(results.get("checkpoint", {}), table)),
                              ("hosts", hosts.tables(results.get("hosts", {}), table, name_of)),
-                             ("inference", inference.tables(results.get("inference", {}), table))):
+                             ("inference", inference.tables(results.get("inference", {}), table)),
+                             ("serving", servers.tables(results.get("serving", {}), table))):
         parts += [*tables[:1], when(question), *tables[1:]] if tables else []
     rows = [[what, f"{value:.3g}", wanted, "met" if met else "**not met**"] for what, value, wanted, met in targets(results)]
     parts += ["### Against the targets", table(["", "measured", "wanted", ""], rows)]

@@ -1,6 +1,7 @@
 """`make bench`: speed and memory of Unshard beside its peers, in one run on one machine.
 
-    python bench/run.py [--only training,update,collectives,startup,touch,hosts,checkpoint,inference] [--rounds N] [--quick] [--no-document]
+    python bench/run.py [--only training,update,collectives,startup,touch,hosts,checkpoint,inference,serving] [--rounds N] [--quick]
+                        [--no-document]
 
 UNSHARD_PEERS_PYTHON names the interpreter of an environment with DeepSpeed; without it DeepSpeed is left out, and that is said. DeepSpeed's
 first run there compiles its operators, which takes minutes; the bench does that once before it measures.
@@ -20,11 +21,12 @@ import hosts
 import inference
 import questions
 import report
+import servers
 from ranks import BenchError, run
 
 BENCH = pathlib.Path(__file__).resolve().parent
 RESULTS = BENCH / "results.json"
-ALL = ["training", "update", "collectives", "startup", "touch", "hosts", "checkpoint", "inference"]
+ALL = ["training", "update", "collectives", "startup", "touch", "hosts", "checkpoint", "inference", "serving"]
 
 
 def find_peers():
@@ -84,6 +86,8 @@ def measure(options, peers, failures):
             results[what] = checkpoints.question(peers, failures, options.rounds, 4 if options.quick else 60, questions.say)
         elif what == "inference":
             results[what] = inference.question(peers, failures, options.rounds, questions.say)
+        elif what == "serving":
+            results[what] = servers.question(peers, failures, min(options.rounds, 3), questions.say)
         else:
             raise SystemExit(f"bench: there is no question '{what}'; there is {', '.join(ALL)}")
     return results
