@@ -18,6 +18,7 @@
 
 #include "flat.h"
 #include "reducer.h"
+#include "spare_buffers.h"
 #include "unshard/comm/communicator.h"
 #include "unshard/core/error.h"
 
@@ -32,12 +33,14 @@ struct Operation {
 
 /// Shared with the thread, which may outlive the reducer when it is stuck in a collective whose peers are gone.
 struct Exchange {
+  explicit Exchange(std::int64_t spare_bytes) : spare(spare_bytes) {}
   std::shared_ptr<Communicator> group;
   int hosts = 1;
   std::vector<Bucket> buckets;
   c10::Device device{c10::kCPU};
   Reducer::Sink sink;
   std::function<void(int)> before_reduce;
+  SpareBuffers spare;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -65,22 +68,29 @@ bool next_operation(Exchange& state, Operation& operation) {
   return true;
 }
 
-void run_operation(Exchange& state, const Operation& operation, at::Tensor input, std::uint64_t generation) {
-  const auto& bucket = state.buckets[operation.bucket];
-  const int world = state.group->world_size();
-  if (!input.defined()) input = flat::zeros(bucket.slice_numel * world, bucket.dtype, state.device);
-  auto output = flat::empty(bucket.slice_numel * state.hosts, bucket.dtype, state.device);
-  state.group->reduce_scatter_by_host(output, input, bucket.label);
-  if (operation.dropped) return;
+void give_to_sink(Exchange& state, int bucket, const at::Tensor& sums, std::uint64_t generation) {
+  const auto numel = state.buckets[bucket].slice_numel;
   std::vector<at::Tensor> slices;
-  for (int host = 0; host < state.hosts; ++host) slices.push_back(flat::slice(output, bucket.slice_numel * host, bucket.slice_numel));
+  for (int host = 0; host < state.hosts; ++host) slices.push_back(flat::slice(sums, numel * host, numel));
   const std::lock_guard adding(state.sink_mutex);
   {
     const std::lock_guard lock(state.mutex);
     if (state.generation != generation) return;
   }
-  if (state.before_reduce) state.before_reduce(operation.bucket);
-  state.sink(operation.bucket, slices);
+  if (state.before_reduce) state.before_reduce(bucket);
+  state.sink(bucket, slices);
+}
+
+void run_operation(Exchange& state, const Operation& operation, at::Tensor input, std::uint64_t generation) {
+  const auto& bucket = state.buckets[operation.bucket];
+  const int world = state.group->world_size();
+  if (!input.defined()) input = flat::zeros(bucket.slice_numel * world, bucket.dtype, state.device);
+  auto output = state.spare.take(bucket.slice_numel * state.hosts, bucket.dtype, state.device);
+  // Where it throws, Gloo may still write to both: they aren't used again.
+  state.group->reduce_scatter_by_host(output, input, bucket.label);
+  state.spare.give_back(std::move(input));
+  if (!operation.dropped) give_to_sink(state, operation.bucket, output, generation);
+  state.spare.give_back(std::move(output));
 }
 
 void work(const std::shared_ptr<Exchange>& state) {
@@ -123,7 +133,7 @@ class CollectiveReducer final : public Reducer {
         options_(options),
         begun_(plan.buckets.size()),
         counts_(plan.buckets.size()),
-        state_(std::make_shared<Exchange>()) {
+        state_(std::make_shared<Exchange>(options.ring_bytes)) {
     std::vector<int> ranks(comm_->world_size());
     for (int r = 0; r < comm_->world_size(); ++r) ranks[r] = r;
     state_->group = comm_->subgroup(ranks, "gradients");
@@ -154,7 +164,7 @@ class CollectiveReducer final : public Reducer {
 
   at::Tensor begin(int bucket) override {
     const auto& planned = plan_.buckets[bucket];
-    begun_[bucket] = flat::empty(planned.slice_numel * plan_.world_size, planned.dtype, device_);
+    begun_[bucket] = state_->spare.take(planned.slice_numel * plan_.world_size, planned.dtype, device_);
     return begun_[bucket];
   }
 
@@ -193,7 +203,7 @@ class CollectiveReducer final : public Reducer {
     for (int b = 0; b < static_cast<int>(begun_.size()); ++b) {
       total += plan_.bucket_bytes(b) * static_cast<std::int64_t>(begun_[b].defined() + state_->posted[b].size());
     }
-    return total;
+    return total + state_->spare.bytes();
   }
 
  private:

@@ -23,7 +23,8 @@ namespace unshard {
 class Communicator;
 
 struct ReducerOptions {
-  /// Shared memory a rank sets aside for buckets on their way (less if the whole model needs less; at least two buckets).
+  /// Shared memory a rank sets aside for buckets on their way (less if the whole model needs less; at least two buckets). Where memory
+  /// isn't shared: what it keeps of them for the next ones, at most.
   std::int64_t ring_bytes = 64 << 20;
   /// Reduce while backward goes on; false: everything in the drain.
   bool overlap = true;
