@@ -265,10 +265,10 @@ void ServingLoop::sample(const Step& step) {
   else
     choose(0);
 
-  std::vector<std::pair<SequenceId, Token>> chosen;
+  std::vector<Chosen> chosen;
   for (const auto& draw : draws) {
     if (draw.error.empty())
-      chosen.emplace_back(draw.id, draw.choice.token);
+      chosen.push_back({draw.id, {draw.choice.token}});
     else
       scheduler_.remove(draw.id);
   }

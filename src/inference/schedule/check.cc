@@ -29,14 +29,17 @@ void ScheduleState::check() const {
 void ScheduleState::check_sequence(const Sequence& s) const {
   const auto blocks = static_cast<std::int64_t>(s.blocks.size()), size = options_.block_tokens;
   UNSHARD_DCHECK(s.prompt > 0 && s.prompt <= s.length(), "sequence ", s.id);
-  UNSHARD_DCHECK(!s.chosen && (s.scheduled == 0 || std::ranges::count(scheduled_, &s) == 1), "sequence ", s.id);
+  UNSHARD_DCHECK(s.chosen.empty() && (s.scheduled == 0 || std::ranges::count(scheduled_, &s) == 1), "sequence ", s.id);
   if (s.place == Place::waiting || s.place == Place::held) {
-    UNSHARD_DCHECK(blocks == 0 && s.computed == 0 && s.scheduled == 0 && s.indexed == 0, "sequence ", s.id);
+    UNSHARD_DCHECK(blocks == 0 && s.computed == 0 && s.scheduled == 0 && s.indexed == 0 && s.guesses.empty(), "sequence ", s.id);
     UNSHARD_DCHECK(s.place == Place::held || waiting_.contains(const_cast<Sequence*>(&s)), "sequence ", s.id);
   } else {
-    UNSHARD_DCHECK(s.remaining() >= 0 && s.computed + s.scheduled <= blocks * size, "sequence ", s.id);
-    // All tokens but the last have blocks, and no more are held than they need.
-    UNSHARD_DCHECK(s.length() - 1 <= blocks * size && blocks <= (s.length() + size - 1) / size, "sequence ", s.id);
+    UNSHARD_DCHECK(s.remaining() >= 0 && s.computed + s.scheduled + s.drafts() <= blocks * size, "sequence ", s.id);
+    // All tokens but the last have blocks, and no more are held than they and the guesses under way need.
+    UNSHARD_DCHECK(s.length() - 1 <= blocks * size && blocks <= (s.length() + s.drafts() + size - 1) / size, "sequence ", s.id);
+    UNSHARD_DCHECK(s.guesses.empty() || s.computed + 1 == s.length(), "sequence ", s.id);
+    UNSHARD_DCHECK(s.length() + static_cast<std::int64_t>(s.guesses.size()) < s.prompt + s.max_tokens || s.guesses.empty(), "sequence ",
+                   s.id);
     UNSHARD_DCHECK(s.indexed * size <= s.computed, "sequence ", s.id);
   }
   for (std::int64_t i = 0; i < blocks; ++i) {

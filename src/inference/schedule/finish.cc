@@ -7,7 +7,7 @@
 
 namespace unshard::inference {
 
-void ScheduleState::finish_step(std::span<const std::pair<SequenceId, Token>> chosen) {
+void ScheduleState::finish_step(std::span<const Chosen> chosen) {
   check_chosen(chosen);
   for (Sequence* sequence : scheduled_) commit(*sequence);
   scheduled_.clear();
@@ -24,30 +24,39 @@ void ScheduleState::finish_step(std::span<const std::pair<SequenceId, Token>> ch
   ended_ = 0;
 }
 
-/// Each wanted token is there, and nothing else. Changes nothing if it throws.
-void ScheduleState::check_chosen(std::span<const std::pair<SequenceId, Token>> chosen) {
+/// Each wanted token is there, accepted guesses are those proposed, and nothing else. Changes nothing if it throws.
+void ScheduleState::check_chosen(std::span<const Chosen> chosen) {
   const auto refuse = [&](SequenceId id, const char* what) {
-    for (Sequence* sequence : scheduled_) sequence->chosen.reset();
+    for (Sequence* sequence : scheduled_) sequence->chosen = {};
     throw std::invalid_argument(cat("[inference.finish_step] sequence ", id, " ", what));
   };
-  for (const auto& [id, token] : chosen) {
+  for (const auto& [id, tokens] : chosen) {
     Sequence* sequence = find(id);
     if (sequence == nullptr || sequence->place == Place::ended) continue;  // removed meanwhile
     if (!sequence->wants_token()) refuse(id, "wanted no token; give one for each chunk with wants_token");
-    if (sequence->chosen) refuse(id, "got two tokens; give one for each chunk with wants_token");
-    sequence->chosen = token;
+    if (!sequence->chosen.empty()) refuse(id, "was named twice; name each chunk with wants_token once");
+    if (tokens.empty()) refuse(id, "wants a token and got none; choose one, or remove the sequence first");
+    if (tokens.size() > sequence->guesses.size() + 1) refuse(id, "got more tokens than its guesses and one; give at most 1 + drafts");
+    if (!std::equal(tokens.begin(), tokens.end() - 1, sequence->guesses.begin())) {
+      refuse(id, "got other tokens before its last than the guesses that were computed; only the last may be the model's own");
+    }
+    sequence->chosen = tokens;
   }
   for (const Sequence* sequence : scheduled_) {
-    if (sequence->wants_token() && !sequence->chosen && sequence->place != Place::ended) {
+    if (sequence->wants_token() && sequence->chosen.empty() && sequence->place != Place::ended) {
       refuse(sequence->id, "wants a token and got none; choose one, or remove the sequence first");
     }
   }
 }
 
 void ScheduleState::commit(Sequence& sequence) {
-  sequence.computed += std::exchange(sequence.scheduled, 0);
+  const auto chosen = std::exchange(sequence.chosen, {});
+  const auto accepted = chosen.empty() ? 0 : static_cast<std::int64_t>(chosen.size()) - 1;
+  sequence.tokens.insert(sequence.tokens.end(), chosen.begin(), chosen.end());
+  sequence.computed += std::exchange(sequence.scheduled, 0) + accepted;
+  sequence.guesses.clear();
+  give_back_blocks_of_guesses(sequence);
   index_full_blocks(sequence);
-  if (const auto token = std::exchange(sequence.chosen, std::nullopt)) sequence.tokens.push_back(*token);
   if (sequence.held_forks.empty() || sequence.computed < sequence.prompt) return;
   held_ -= static_cast<std::int64_t>(sequence.held_forks.size());
   for (Sequence* fork : std::exchange(sequence.held_forks, {})) wait(*fork);

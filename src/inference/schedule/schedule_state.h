@@ -1,6 +1,6 @@
 #pragma once
-// The scheduler's state and its moves, in four files: scheduler.cc (sequences come and go), admission.cc (waiting -> running and back),
-// step.cc (next), finish.cc (finish_step), and check.cc.
+// The scheduler's state and its moves, in files: scheduler.cc (sequences come and go), admission.cc (waiting -> running and back),
+// step.cc (next), guesses.cc (propose), finish.cc (finish_step), and check.cc.
 //
 // [Note: blocks are taken for the whole prompt at once] A sequence is admitted when blocks for all its tokens are there, and one more for
 // each sequence that runs already (which may each need one within the next block_tokens steps). So a prompt never stops half way for want
@@ -34,8 +34,11 @@ class ScheduleState {
   void add(NewSequence sequence);
   void add_fork(SequenceId parent, SequenceId id);
   void remove(SequenceId id);
+  void propose(SequenceId id, std::span<const Token> guesses);
+  std::int64_t most_guesses(SequenceId id) const;
+  std::int64_t spare_tokens() const;
   Step next();
-  void finish_step(std::span<const std::pair<SequenceId, Token>> chosen);
+  void finish_step(std::span<const Chosen> chosen);
   SchedulerCounts counts() const;
   void check() const;
 
@@ -66,8 +69,13 @@ class ScheduleState {
   bool displaces(const Sequence& sequence) const;
   Chunk chunk_of(const Sequence& sequence) const;
 
+  // guesses.cc
+  void schedule_guesses();
+  void take_guesses(Sequence& sequence, std::int64_t most);
+  void give_back_blocks_of_guesses(Sequence& sequence);
+
   // finish.cc
-  void check_chosen(std::span<const std::pair<SequenceId, Token>> chosen);
+  void check_chosen(std::span<const Chosen> chosen);
   void commit(Sequence& sequence);
   void index_full_blocks(Sequence& sequence);
 

@@ -3,12 +3,14 @@
 //
 // A cell of the cache holds the token, its position and the hash of everything before it (and the salt). Every chunk must read, through its
 // block table and after copies and writes of the step, exactly the cells of its sequence. The next token is a function of what was read, so
-// that an answer equals the solo run's only if every read was right.
+// that an answer equals the solo run's only if every read was right. Guesses are made from the solo run, some of them wrong, and some of
+// those that are right aren't accepted.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <set>
+#include <unordered_set>
 
 #include "inference/schedule/schedule_state.h"
 
@@ -50,6 +52,21 @@ class ScheduleWorld {
     return std::next(tracks_.begin(), static_cast<std::ptrdiff_t>(random_() % tracks_.size()))->first;
   }
 
+  /// Guess for about half of all sequences, whatever state they are in.
+  void guess() {
+    for (const auto& [id, track] : tracks_) {
+      if (random_() % 2) continue;
+      std::vector<Token> guesses(random_() % 8);
+      const std::size_t right = random_() % 8;
+      for (std::size_t i = 0; i < guesses.size(); ++i) {
+        const auto& solo = solo_.at(id).tokens;
+        const std::size_t at = track.tokens.size() + i;
+        guesses[i] = i < right && at < solo.size() ? solo[at] : static_cast<Token>(random_() % 3);
+      }
+      state_.propose(id, guesses);
+    }
+    state_.check();
+  }
   /// One step with all its checks. \param removals  sequences removed while it is under way
   void step(int removals = 0) {
     const std::set<const Sequence*> ran(view().running().begin(), view().running().end());
@@ -61,6 +78,7 @@ class ScheduleWorld {
     state_.check();
     state_.finish_step(chosen_);
     state_.check();
+    check_index();
     end_finished();
     state_.check();
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(cells_.size()); ++i) {
@@ -72,7 +90,7 @@ class ScheduleWorld {
   ScheduleState& state() { return state_; }
   ScheduleView view() const { return {state_}; }
 
-  std::int64_t steps = 0, finished = 0, full_steps = 0;
+  std::int64_t steps = 0, finished = 0, full_steps = 0, guessed = 0, accepted = 0;
 
  private:
   struct Cell {
@@ -95,9 +113,10 @@ class ScheduleWorld {
   }
   /// The sampled token: of the whole prefix and the sequence's own seed. Few values, so that outputs share prefixes too.
   static Token answer(std::uint64_t prefix, SequenceId id) { return static_cast<Token>(mix(prefix, static_cast<std::uint64_t>(id)) % 3); }
+  static std::uint64_t after(std::uint64_t prefix, Token token) { return mix(prefix, static_cast<std::uint64_t>(token) + 1); }
   static void append(Track& track, Token token) {
     track.tokens.push_back(token);
-    track.prefix.push_back(mix(track.prefix.back(), static_cast<std::uint64_t>(token) + 1));
+    track.prefix.push_back(after(track.prefix.back(), token));
   }
   void record(SequenceId id, const std::vector<Token>& prompt, std::int64_t max_tokens, std::uint64_t salt) {
     Track track;
@@ -106,6 +125,7 @@ class ScheduleWorld {
     track.salt = salt;
     track.prefix.push_back(salt);
     for (const Token token : prompt) append(track, token);
+    verified_.insert(track.prefix.begin(), track.prefix.end());
     tracks_[id] = std::move(track);
     solo_[id] = tracks_[id];
     for (std::int64_t i = 0; i < max_tokens; ++i) append(solo_[id], answer(solo_[id].prefix.back(), id));
@@ -122,37 +142,69 @@ class ScheduleWorld {
     std::set<const Cell*> written;
     for (const Chunk& chunk : step.chunks) {
       const Track& solo = solo_.at(chunk.sequence);
-      for (std::size_t i = 0; i < chunk.tokens.size(); ++i) {
-        const std::int64_t position = chunk.position + static_cast<std::int64_t>(i);
-        ASSERT_EQ(chunk.tokens[i], solo.tokens.at(static_cast<std::size_t>(position)));
+      const auto own = static_cast<std::int64_t>(chunk.tokens.size()) - chunk.drafts;
+      std::uint64_t prefix = solo.prefix[static_cast<std::size_t>(chunk.position)];
+      for (std::int64_t i = 0; i < own + chunk.drafts; ++i) {
+        const std::int64_t position = chunk.position + i;
+        const Token token = chunk.tokens[static_cast<std::size_t>(i)];
+        if (i < own) {
+          ASSERT_EQ(token, solo.tokens.at(static_cast<std::size_t>(position)));
+        }
         Cell& target = cell(chunk, position);
         ASSERT_TRUE(written.insert(&target).second) << "two writes to one cell";
-        target = {chunk.tokens[i], position, solo.prefix[static_cast<std::size_t>(position)]};
+        target = {token, position, prefix};
+        prefix = after(prefix, token);
       }
     }
     for (const Chunk& chunk : step.chunks) ASSERT_NO_FATAL_FAILURE(read(chunk));
   }
   void read(const Chunk& chunk) {
     const Track& solo = solo_.at(chunk.sequence);
-    const std::int64_t end = chunk.position + static_cast<std::int64_t>(chunk.tokens.size()), size = options_.block_tokens;
-    ASSERT_EQ(static_cast<std::int64_t>(chunk.blocks.size()), (end + size - 1) / size);
+    const std::int64_t all = chunk.position + static_cast<std::int64_t>(chunk.tokens.size()), size = options_.block_tokens;
+    const std::int64_t end = all - chunk.drafts;
+    ASSERT_EQ(static_cast<std::int64_t>(chunk.blocks.size()), (all + size - 1) / size);
     std::uint64_t prefix = solo.salt;
     for (std::int64_t p = 0; p < end; ++p) {
       const Cell& found = cell(chunk, p);
       ASSERT_EQ(found.token, solo.tokens[static_cast<std::size_t>(p)]) << "sequence " << chunk.sequence << " position " << p;
       ASSERT_EQ(found.position, p);
       ASSERT_EQ(found.prefix, prefix);
-      prefix = mix(prefix, static_cast<std::uint64_t>(found.token) + 1);
+      prefix = after(prefix, found.token);
     }
     const auto track = tracks_.find(chunk.sequence);
     if (track == tracks_.end()) {  // removed meanwhile: its token may come or not
-      if (chunk.wants_token && random_() % 2) chosen_.emplace_back(chunk.sequence, 0);
+      if (chunk.wants_token && random_() % 2) chosen_.push_back({chunk.sequence, {0}});
       return;
     }
     ASSERT_EQ(chunk.wants_token, end == static_cast<std::int64_t>(track->second.tokens.size()));
-    if (!chunk.wants_token) return;
-    append(track->second, answer(prefix, chunk.sequence));
-    chosen_.emplace_back(chunk.sequence, track->second.tokens.back());
+    if (chunk.wants_token) choose(chunk, track->second, prefix);
+  }
+  /// Guesses that are what the model says, up to a random one, and then what it says.
+  void choose(const Chunk& chunk, Track& track, std::uint64_t prefix) {
+    ASSERT_LE(static_cast<std::int64_t>(track.tokens.size()) + chunk.drafts + 1, track.prompt + track.max_tokens);
+    std::vector<Token> tokens{answer(prefix, chunk.sequence)};
+    for (std::int64_t i = 0; i < chunk.drafts && random_() % 8 != 0; ++i) {
+      const Cell& guess = cell(chunk, chunk.position + static_cast<std::int64_t>(chunk.tokens.size()) - chunk.drafts + i);
+      ASSERT_EQ(guess.prefix, prefix);
+      if (guess.token != tokens.back()) break;
+      prefix = after(prefix, guess.token);
+      tokens.push_back(answer(prefix, chunk.sequence));
+    }
+    for (const Token token : tokens) append(track, token);
+    verified_.insert(track.prefix.end() - static_cast<std::ptrdiff_t>(tokens.size()), track.prefix.end());
+    guessed += chunk.drafts;
+    accepted += static_cast<std::int64_t>(tokens.size()) - 1;
+    chosen_.push_back({chunk.sequence, std::move(tokens)});
+  }
+  /// What the prefix index knows are prefixes of prompts and chosen tokens, never of guesses.
+  void check_index() {
+    for (std::int32_t b = 0; b < options_.blocks; ++b) {
+      if (!view().index().holds(b)) continue;
+      for (std::int64_t i = b * options_.block_tokens; i < (b + 1) * options_.block_tokens; ++i) {
+        const Cell& found = cells_[static_cast<std::size_t>(i)];
+        ASSERT_TRUE(verified_.contains(after(found.prefix, found.token))) << "block " << b << " holds guesses";
+      }
+    }
   }
   void copy_blocks(const Step& step) {
     std::set<std::int32_t> from, to;
@@ -179,18 +231,17 @@ class ScheduleWorld {
   }
 
   void check_promises(const Step& step, const std::set<const Sequence*>& ran) {
-    std::int64_t tokens = 0;
-    bool prompts = false;
+    std::int64_t tokens = 0, guesses = 0;
     for (const Chunk& chunk : step.chunks) {
       const auto n = static_cast<std::int64_t>(chunk.tokens.size());
-      ASSERT_GE(n, 1);
-      tokens += n;
-      prompts = prompts || n > 1;
-      const bool decodes = chunk.position >= solo_.at(chunk.sequence).prompt && n == 1;
-      if (decodes && !prompts) ++decoded_;
+      ASSERT_GE(chunk.drafts, 0);
+      ASSERT_GE(n - chunk.drafts, 1);
+      ASSERT_TRUE(chunk.drafts == 0 || (chunk.wants_token && n == 1 + chunk.drafts));
+      tokens += n - chunk.drafts;
+      guesses += chunk.drafts;
     }
-    ASSERT_EQ(step.tokens, tokens);
-    ASSERT_LE(tokens, options_.step_tokens);
+    ASSERT_EQ(step.tokens, tokens + guesses);
+    ASSERT_LE(tokens + guesses, options_.step_tokens);
     ASSERT_TRUE(tokens > 0 || tracks_.empty()) << "nothing to do although sequences are there";
     full_steps += tokens == options_.step_tokens;
     if (tokens < options_.step_tokens) {
@@ -205,7 +256,8 @@ class ScheduleWorld {
     // Single tokens are never held back by prompts.
     for (const Sequence* now : view().running()) ASSERT_FALSE(now->scheduled == 0 && now->remaining() == 1);
   }
-  /// [Note: when a step stays below its budget], claim by claim; a place counts as too small only if it is without sharing.
+  /// [Note: when a step stays below its budget], claim by claim; a place counts as too small only if it is without sharing. Guesses don't
+  /// count: what they took of the budget and of the blocks was of no use to others.
   void check_nothing_more_fits() {
     for (const Sequence* now : view().running()) ASSERT_EQ(now->remaining(), 0);
     if (view().waiting().empty()) return;
@@ -213,10 +265,16 @@ class ScheduleWorld {
     const std::int64_t size = options_.block_tokens, wanted = (first.length() + size - 1) / size;
     std::map<std::int32_t, std::int32_t> leaving;
     std::int64_t available = view().pool().available();
+    for (const Sequence* now : view().running()) {
+      available += std::max<std::int64_t>(0, static_cast<std::int64_t>(now->blocks.size()) - (now->length() + size - 1) / size);
+    }
     for (auto stay = static_cast<std::int64_t>(view().running().size());; --stay) {
       ASSERT_TRUE(stay >= view().max_running() || available < wanted + stay) << "sequence " << first.id << " would fit";
       if (stay == 0 || view().running()[static_cast<std::size_t>(stay - 1)]->priority <= first.priority) return;
-      for (const std::int32_t block : view().running()[static_cast<std::size_t>(stay - 1)]->blocks) {
+      const Sequence& leaves = *view().running()[static_cast<std::size_t>(stay - 1)];
+      const auto held = std::min(static_cast<std::int64_t>(leaves.blocks.size()), (leaves.length() + size - 1) / size);
+      for (std::int64_t i = 0; i < held; ++i) {
+        const std::int32_t block = leaves.blocks[static_cast<std::size_t>(i)];
         available += ++leaving[block] == view().pool().users(block);
       }
     }
@@ -235,10 +293,10 @@ class ScheduleWorld {
   std::vector<Cell> cells_;
   std::map<SequenceId, Track> tracks_;  ///< that are there
   std::map<SequenceId, Track> solo_;    ///< every one ever, with all its answers
-  std::vector<std::pair<SequenceId, Token>> chosen_;
+  std::vector<Chosen> chosen_;
+  std::unordered_set<std::uint64_t> verified_;  ///< hashes of all prefixes of prompts and chosen tokens
   std::mt19937 random_;
   SequenceId last_id_ = 0;
-  std::int64_t decoded_ = 0;
 };
 
 }  // namespace unshard::inference

@@ -51,6 +51,7 @@ void ScheduleState::add(NewSequence added) {
   Sequence& sequence = create(added.id);
   sequence.tokens = std::move(added.prompt);
   sequence.prompt = prompt;
+  sequence.max_tokens = std::max<std::int64_t>(added.max_tokens, 1);
   sequence.priority = added.priority;
   sequence.salt = added.prefix_salt;
   wait(sequence);
@@ -64,6 +65,7 @@ void ScheduleState::add_fork(SequenceId parent_id, SequenceId id) {
   Sequence& fork = create(id);
   fork.tokens.assign(parent->tokens.begin(), parent->tokens.begin() + parent->prompt);
   fork.prompt = parent->prompt;
+  fork.max_tokens = parent->max_tokens;
   fork.priority = parent->priority;
   fork.salt = parent->salt;
   fork.parent = parent->id;
@@ -99,6 +101,7 @@ void ScheduleState::give_back_blocks(Sequence& sequence) {
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) pool_.release(*block);
   sequence.blocks.clear();
   sequence.computed = sequence.scheduled = sequence.indexed = 0;
+  sequence.guesses.clear();
   ++openings_;
 }
 
@@ -135,8 +138,11 @@ Scheduler::~Scheduler() = default;
 void Scheduler::add(NewSequence sequence) { impl_->add(std::move(sequence)); }
 void Scheduler::add_fork(SequenceId parent, SequenceId id) { impl_->add_fork(parent, id); }
 void Scheduler::remove(SequenceId id) { impl_->remove(id); }
+void Scheduler::propose(SequenceId id, std::span<const Token> guesses) { impl_->propose(id, guesses); }
+std::int64_t Scheduler::most_guesses(SequenceId id) const { return impl_->most_guesses(id); }
+std::int64_t Scheduler::spare_tokens() const { return impl_->spare_tokens(); }
 Step Scheduler::next() { return impl_->next(); }
-void Scheduler::finish_step(std::span<const std::pair<SequenceId, Token>> chosen) { impl_->finish_step(chosen); }
+void Scheduler::finish_step(std::span<const Chosen> chosen) { impl_->finish_step(chosen); }
 SchedulerCounts Scheduler::counts() const { return impl_->counts(); }
 void Scheduler::check() const { impl_->check(); }
 

@@ -25,7 +25,7 @@ void measure(const char* name, std::int64_t prompt, std::int64_t arrivals_per_st
   };
   for (std::int64_t i = 0; i < kRunning; ++i) add();
   std::vector<double> times;
-  std::vector<std::pair<SequenceId, Token>> chosen;
+  std::vector<Chosen> chosen;
   SequenceId oldest = 1;
   while (static_cast<std::int64_t>(times.size()) < kSteps) {
     const auto begin = std::chrono::steady_clock::now();
@@ -33,7 +33,7 @@ void measure(const char* name, std::int64_t prompt, std::int64_t arrivals_per_st
     const auto planned = std::chrono::steady_clock::now();
     chosen.clear();
     for (const Chunk& chunk : step.chunks) {
-      if (chunk.wants_token) chosen.emplace_back(chunk.sequence, static_cast<Token>(random() % 50000));
+      if (chunk.wants_token) chosen.push_back({chunk.sequence, {static_cast<Token>(random() % 50000)}});
     }
     const auto computed = std::chrono::steady_clock::now();
     scheduler.finish_step(chosen);

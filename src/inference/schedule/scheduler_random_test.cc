@@ -7,7 +7,7 @@ namespace unshard::inference {
 namespace {
 
 struct Totals {
-  std::int64_t steps = 0, full = 0, finished = 0, preemptions = 0, shared = 0;
+  std::int64_t steps = 0, full = 0, finished = 0, preemptions = 0, shared = 0, guessed = 0, accepted = 0;
 };
 
 std::int64_t between(std::mt19937& random, std::int64_t low, std::int64_t high) {
@@ -33,7 +33,7 @@ void run_program(std::uint32_t seed, std::uint64_t hash_mask, Totals& totals) {
   options.step_tokens = between(random, 1, random() % 2 ? 6 : 40);
   options.max_sequences = between(random, 1, 8);
   options.share_prefixes = random() % 4 != 0;
-  const int priorities = random() % 2 ? 1 : 3, forks = random() % 2 ? 0 : 3, removals = random() % 2 ? 0 : 2;
+  const int priorities = random() % 2 ? 1 : 3, forks = random() % 2 ? 0 : 3, removals = random() % 2 ? 0 : 2, guesses = random() % 2;
   ScheduleWorld world(options, hash_mask, seed);
   for (std::int64_t busy = between(random, 5, 40); busy > 0; --busy) {
     while (random() % 3 == 0) add_random(random, world, options.blocks * options.block_tokens, priorities);
@@ -41,11 +41,13 @@ void run_program(std::uint32_t seed, std::uint64_t hash_mask, Totals& totals) {
       if (const SequenceId parent = world.any()) world.fork(parent);
     }
     for (int i = 0; i < removals && random() % 6 == 0; ++i) world.remove(world.any());
+    if (guesses) world.guess();
     world.step(random() % 8 < static_cast<unsigned>(removals) ? 1 : 0);
     if (::testing::Test::HasFatalFailure()) return;
   }
   const std::int64_t patience = world.steps + 5000;
   while (!world.idle() && world.steps < patience) {
+    if (guesses) world.guess();
     world.step();
     if (::testing::Test::HasFatalFailure()) return;
   }
@@ -57,6 +59,8 @@ void run_program(std::uint32_t seed, std::uint64_t hash_mask, Totals& totals) {
   totals.finished += world.finished;
   totals.preemptions += counts.preemptions;
   totals.shared += counts.shared_tokens;
+  totals.guessed += world.guessed;
+  totals.accepted += world.accepted;
 }
 
 Totals run_programs(std::uint32_t first, std::uint32_t count, std::uint64_t hash_mask) {
@@ -74,6 +78,8 @@ TEST(SchedulerPrograms, EveryPromiseHoldsUnderAnyInterleaving) {
   EXPECT_GT(totals.preemptions, 1000);
   EXPECT_GT(totals.shared, 10000);
   EXPECT_GT(totals.full, 5000);
+  EXPECT_GT(totals.guessed, 10000);
+  EXPECT_GT(totals.accepted, 5000);
 }
 
 TEST(SchedulerPrograms, HashesThatCollideAllTheTimeShareNothingWrong) {

@@ -15,6 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using Ids = std::vector<SequenceId>;
+using Answers = std::vector<Chosen>;
 
 /// first, first + 1, ...
 std::vector<Token> prompt_of(std::int64_t n, Token first = 0) {
@@ -25,9 +26,9 @@ std::vector<Token> prompt_of(std::int64_t n, Token first = 0) {
 SchedulerOptions options_of(std::int64_t blocks, std::int64_t step_tokens) { return {blocks, 4, step_tokens, 8, true}; }
 /// Token 100 for each chunk that wants one.
 void finish(Scheduler& scheduler, const Step& step) {
-  std::vector<std::pair<SequenceId, Token>> chosen;
+  std::vector<Chosen> chosen;
   for (const Chunk& chunk : step.chunks) {
-    if (chunk.wants_token) chosen.emplace_back(chunk.sequence, 100);
+    if (chunk.wants_token) chosen.push_back({chunk.sequence, {100}});
   }
   scheduler.finish_step(chosen);
   scheduler.check();
@@ -250,13 +251,101 @@ TEST(Scheduler, ASequenceRemovedDuringAStepKeepsItsBlocksUntilTheStepEnds) {
   scheduler.remove(1);
   scheduler.check();
   EXPECT_EQ(scheduler.counts().blocks_used, 4);
-  scheduler.finish_step(std::vector<std::pair<SequenceId, Token>>{{2, 5}});
+  scheduler.finish_step(Answers{{2, {5}}});
   EXPECT_EQ(scheduler.counts().blocks_used, 2);
   EXPECT_EQ(scheduler.counts().running, 1);
   scheduler.remove(2);
   scheduler.remove(77);
   EXPECT_EQ(scheduler.counts().blocks_used, 0);
   EXPECT_THAT(scheduler.next().chunks, IsEmpty());
+}
+
+TEST(Scheduler, GuessesAreComputedAfterTheLastTokenAndTheAcceptedOnesCount) {
+  Scheduler scheduler(options_of(100, 64));
+  scheduler.add({1, prompt_of(3), 20, 0, 0});
+  run(scheduler);
+  EXPECT_EQ(scheduler.most_guesses(1), 18);  // one token came, one will be the model's own
+  EXPECT_EQ(scheduler.spare_tokens(), 63);
+  scheduler.propose(1, std::vector<Token>{7, 8, 9});
+  const Step step = scheduler.next();
+  ASSERT_EQ(step.chunks.size(), 1u);
+  EXPECT_THAT(step.chunks[0].tokens, ElementsAre(100, 7, 8, 9));
+  EXPECT_EQ(step.chunks[0].drafts, 3);
+  EXPECT_EQ(step.chunks[0].blocks.size(), 2u);
+  EXPECT_EQ(step.tokens, 4);
+  scheduler.finish_step(Answers{{1, {7, 8, 50}}});
+  scheduler.check();
+  const Step after = scheduler.next();  // guesses were for one step
+  EXPECT_THAT(after.chunks[0].tokens, ElementsAre(50));
+  EXPECT_EQ(after.chunks[0].position, 6);
+  EXPECT_EQ(after.chunks[0].drafts, 0);
+}
+
+TEST(Scheduler, BlocksOfGuessesThatWereNotAcceptedAreGivenBack) {
+  Scheduler scheduler(options_of(10, 64));
+  scheduler.add({1, prompt_of(3), 20, 0, 0});
+  run(scheduler);
+  scheduler.propose(1, std::vector<Token>(10, 7));
+  const Step step = scheduler.next();
+  EXPECT_EQ(scheduler.counts().blocks_used, 4);  // 14 tokens
+  finish(scheduler, step);
+  EXPECT_EQ(scheduler.counts().blocks_used, 2);  // 5 tokens
+}
+
+TEST(Scheduler, SingleTokensAndPromptsComeBeforeGuessesWhichShareWhatIsLeft) {
+  Scheduler scheduler(options_of(100, 16));
+  scheduler.add({1, prompt_of(3), 50, 0, 0});
+  scheduler.add({2, prompt_of(3, 40), 50, 0, 0});
+  run(scheduler);
+  const std::vector<Token> many(20, 7);
+  const auto propose = [&] {
+    for (const SequenceId id : {1, 2}) scheduler.propose(id, many);
+  };
+  propose();
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(8, 8));
+  scheduler.add({3, prompt_of(9, 80), 50, 0, 0});
+  propose();
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(3, 4, 9));
+  scheduler.add({4, prompt_of(30, 120), 50, 0, 0});
+  propose();
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(1, 1, 1, 13));
+}
+
+TEST(Scheduler, GuessesNeverGoBeyondMaxTokensNorTheBlocksThatNobodyHas) {
+  Scheduler scheduler(options_of(4, 64));
+  scheduler.add({1, prompt_of(3), 4, 0, 0});
+  scheduler.add({2, prompt_of(3, 40), 13, 0, 0});
+  run(scheduler);
+  for (const SequenceId id : {1, 2}) scheduler.propose(id, std::vector<Token>(20, 7));
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(3, 5));  // two blocks each
+  EXPECT_EQ(scheduler.counts().preemptions, 0);
+}
+
+TEST(Scheduler, NoGuessesAreTakenForASequenceThatDoesNotJustWantItsNextToken) {
+  Scheduler scheduler(options_of(10, 6));
+  scheduler.add({1, prompt_of(12), 20, 0, 0});
+  const auto propose = [&](SequenceId id) { scheduler.propose(id, std::vector<Token>(2, 7)); };
+  propose(1);  // waits
+  propose(9);  // unknown
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(6));
+  propose(1);  // lacks six
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(6));
+  propose(1);
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(3));
+}
+
+TEST(Scheduler, FinishStepRefusesTokensThatAreNotTheGuesses) {
+  Scheduler scheduler(options_of(100, 64));
+  scheduler.add({1, prompt_of(3), 20, 0, 0});
+  run(scheduler);
+  scheduler.propose(1, std::vector<Token>{7, 8});
+  scheduler.next();
+  const auto told = [&](std::vector<Token> tokens) { return message_of([&] { scheduler.finish_step(Answers{{1, std::move(tokens)}}); }); };
+  EXPECT_THAT(told({7, 9, 5}), HasSubstr("got other tokens before its last"));
+  EXPECT_THAT(told({7, 8, 5, 5}), HasSubstr("at most 1 + drafts"));
+  EXPECT_THAT(told({}), HasSubstr("wants a token and got none"));
+  EXPECT_EQ(told({7, 8, 5}), "nothing was thrown");
+  scheduler.check();
 }
 
 TEST(Scheduler, WrongUseIsRefusedByName) {
@@ -271,17 +360,17 @@ TEST(Scheduler, WrongUseIsRefusedByName) {
 }
 
 TEST(Scheduler, FinishStepWantsExactlyTheTokensAskedForAndChangesNothingOtherwise) {
-  using Chosen = std::vector<std::pair<SequenceId, Token>>;
   Scheduler scheduler(options_of(100, 6));
   scheduler.add({1, prompt_of(3), 5, 0, 0});
   scheduler.add({2, prompt_of(8, 40), 5, 0, 0});
   scheduler.next();
-  EXPECT_THAT(message_of([&] { scheduler.finish_step(Chosen{}); }), HasSubstr("sequence 1 wants a token"));
-  EXPECT_THAT(message_of([&] { scheduler.finish_step(Chosen{{1, 5}, {2, 5}}); }), HasSubstr("sequence 2 wanted no token"));
-  EXPECT_THAT(message_of([&] { scheduler.finish_step(Chosen{{1, 5}, {1, 5}}); }), HasSubstr("sequence 1 got two"));
+  EXPECT_THAT(message_of([&] { scheduler.finish_step(Answers{}); }), HasSubstr("sequence 1 wants a token"));
+  EXPECT_THAT(message_of([&] { scheduler.finish_step(Answers{{1, {5}}, {2, {5}}}); }), HasSubstr("sequence 2 wanted no token"));
+  EXPECT_THAT(message_of([&] { scheduler.finish_step(Answers{{1, {5}}, {1, {5}}}); }), HasSubstr("sequence 1 was named twice"));
+  EXPECT_THAT(message_of([&] { scheduler.finish_step(Answers{{1, {5, 6}}}); }), HasSubstr("sequence 1 got more tokens than its guesses"));
   EXPECT_THROW(scheduler.next(), std::logic_error);
   scheduler.check();
-  scheduler.finish_step(Chosen{{1, 5}, {99, 5}});
+  scheduler.finish_step(Answers{{1, {5}}, {99, {5}}});
   scheduler.check();
   EXPECT_THAT(sizes(scheduler.next()), ElementsAre(1, 5));
 }

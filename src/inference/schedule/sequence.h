@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "inference/schedule/scheduler.h"
@@ -22,6 +23,7 @@ struct Sequence {
   SequenceId id = 0;
   std::vector<Token> tokens;  ///< prompt, then what was generated
   std::int64_t prompt = 0;    ///< tokens of the prompt
+  std::int64_t max_tokens = 0;
   std::int64_t priority = 0;
   std::int64_t arrival = 0;  ///< counts up over all sequences
   std::uint64_t salt = 0;
@@ -35,9 +37,11 @@ struct Sequence {
   std::int64_t indexed = 0;          ///< leading blocks that are in the prefix index
   std::uint64_t chain = 0;           ///< their chain hash
   bool index_more = false;           ///< blocks that become full enter the index; false for good once one could not
-  std::optional<Token> chosen;       ///< during finish_step()
+  std::vector<Token> guesses;        ///< proposed for the next step; while it is under way: those that it computes
+  std::span<const Token> chosen;     ///< during finish_step()
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+  std::int64_t drafts() const { return scheduled > 0 ? static_cast<std::int64_t>(guesses.size()) : 0; }
   std::int64_t remaining() const { return length() - computed - scheduled; }
   bool wants_token() const { return scheduled > 0 && remaining() == 0; }
 };

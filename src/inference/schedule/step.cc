@@ -11,6 +11,7 @@ Step ScheduleState::next() {
   budget_ = options_.step_tokens;
   schedule_single_tokens();
   schedule_prompts();
+  schedule_guesses();
   Step step;
   step.chunks.reserve(scheduled_.size());
   for (const Sequence* sequence : scheduled_) step.chunks.push_back(chunk_of(*sequence));
@@ -78,12 +79,16 @@ void ScheduleState::schedule_prompts() {
 }
 
 Chunk ScheduleState::chunk_of(const Sequence& sequence) const {
-  const std::int64_t end = sequence.computed + sequence.scheduled, blocks = (end + options_.block_tokens - 1) / options_.block_tokens;
-  return {sequence.id,
-          sequence.computed,
-          {sequence.tokens.begin() + sequence.computed, sequence.tokens.begin() + end},
-          {sequence.blocks.begin(), sequence.blocks.begin() + blocks},
-          sequence.wants_token()};
+  const std::int64_t end = sequence.computed + sequence.scheduled, drafts = sequence.drafts();
+  const std::int64_t blocks = (end + drafts + options_.block_tokens - 1) / options_.block_tokens;
+  Chunk chunk{sequence.id,
+              sequence.computed,
+              {sequence.tokens.begin() + sequence.computed, sequence.tokens.begin() + end},
+              {sequence.blocks.begin(), sequence.blocks.begin() + blocks},
+              sequence.wants_token(),
+              drafts};
+  chunk.tokens.insert(chunk.tokens.end(), sequence.guesses.begin(), sequence.guesses.begin() + drafts);
+  return chunk;
 }
 
 }  // namespace unshard::inference
