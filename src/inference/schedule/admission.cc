@@ -28,20 +28,29 @@ void ScheduleState::share_prefix(Sequence& sequence) {
   if (const Sequence* parent = parent_to_share(sequence)) {
     sequence.blocks.assign(parent->blocks.begin(), parent->blocks.begin() + most);
   } else if (options_.share_prefixes) {
-    for (std::int64_t i = 0; i < most; ++i) {
-      const auto tokens =
-          std::span<const Token>(sequence.tokens).subspan(static_cast<std::size_t>(i * size), static_cast<std::size_t>(size));
-      const std::uint64_t chain = index_.extend(sequence.chain, tokens);
-      const std::int32_t before = i == 0 ? PrefixIndex::kNone : sequence.blocks.back();
-      const std::int32_t block = index_.find({chain, before, sequence.salt, tokens});
+    for (; sequence.indexed < most; ++sequence.indexed) {
+      const PrefixIndex::Key next = next_to_index(sequence);
+      const std::int32_t block = index_.find(next);
       if (block == PrefixIndex::kNone) break;
       sequence.blocks.push_back(block);
-      sequence.chain = chain;
-      sequence.indexed = i + 1;
+      sequence.chain = next.chain;
     }
   }
   for (const std::int32_t block : sequence.blocks) pool_.retain(block);
   sequence.computed = static_cast<std::int64_t>(sequence.blocks.size()) * size;
+}
+
+/// What others have computed since this sequence was admitted: their blocks take the place of its own.
+void ScheduleState::share_more(Sequence& sequence) {
+  const std::int64_t size = options_.block_tokens, most = (sequence.length() - 1) / size;
+  while (sequence.index_more && sequence.indexed < most) {
+    const PrefixIndex::Key next = next_to_index(sequence);
+    const std::int32_t block = index_.find(next);
+    if (block == PrefixIndex::kNone) return;
+    share_next(sequence, next, block);
+    const std::int64_t computed = std::max(sequence.computed, sequence.indexed * size);
+    shared_tokens_ += computed - std::exchange(sequence.computed, computed);
+  }
 }
 
 /// Preempt sequences of strictly worse priority, if this makes a place and `blocks` blocks (and one for each that still runs) available for
@@ -94,6 +103,12 @@ bool ScheduleState::admit(Sequence& sequence) {
   sequence.place = Place::running;
   running_.insert(std::ranges::upper_bound(running_, &sequence, Before{}), &sequence);
   return true;
+}
+
+/// In order, as many as find a place. How many tokens the step computes of them is decided afterwards.
+void ScheduleState::admit_waiting() {
+  while (!waiting_.empty() && admit(**waiting_.begin())) {
+  }
 }
 
 /// By recomputation: the blocks go back (full ones stay known to the prefix index, and may be found again), the tokens stay. Swapping

@@ -67,26 +67,39 @@ void ScheduleState::commit(Sequence& sequence) {
 void ScheduleState::index_full_blocks(Sequence& sequence) {
   const std::int64_t size = options_.block_tokens;
   while (sequence.index_more && (sequence.indexed + 1) * size <= sequence.computed) {
-    const std::int64_t i = sequence.indexed;
-    std::int32_t& own = sequence.blocks[static_cast<std::size_t>(i)];
-    const auto tokens = std::span<const Token>(sequence.tokens).subspan(static_cast<std::size_t>(i * size), static_cast<std::size_t>(size));
-    const std::uint64_t chain = index_.extend(sequence.chain, tokens);
-    const std::int32_t before = i == 0 ? PrefixIndex::kNone : sequence.blocks[static_cast<std::size_t>(i - 1)];
-    const PrefixIndex::Key key{chain, before, sequence.salt, tokens};
-    if (const std::int32_t same = index_.find(key); same == PrefixIndex::kNone) {
+    const std::int32_t own = sequence.blocks[static_cast<std::size_t>(sequence.indexed)];
+    const PrefixIndex::Key next = next_to_index(sequence);
+    std::int32_t block = index_.find(next);
+    if (block == PrefixIndex::kNone) {
       // A block that others have in their tables, but not in the index, must not enter it here: theirs may have another predecessor.
-      sequence.index_more = pool_.users(own) == 1 && index_.insert(key, own);
+      sequence.index_more = pool_.users(own) == 1 && index_.insert(next, own);
       if (!sequence.index_more) return;
       pool_.mark_known(own);
-    } else if (same != own) {
-      pool_.retain(same);
-      pool_.release(own);
-      own = same;
-      ++openings_;
+      block = own;
     }
-    sequence.chain = chain;
-    ++sequence.indexed;
+    share_next(sequence, next, block);
   }
+}
+
+/// The key of a sequence's first full block that it doesn't know from the index.
+PrefixIndex::Key ScheduleState::next_to_index(const Sequence& sequence) const {
+  const std::int64_t size = options_.block_tokens, i = sequence.indexed;
+  const auto tokens = std::span<const Token>(sequence.tokens).subspan(static_cast<std::size_t>(i * size), static_cast<std::size_t>(size));
+  const std::int32_t before = i == 0 ? PrefixIndex::kNone : sequence.blocks[static_cast<std::size_t>(i - 1)];
+  return {index_.extend(sequence.chain, tokens), before, sequence.salt, tokens};
+}
+
+/// The index has `block` for the sequence's next full block: it stands in its table from now on.
+void ScheduleState::share_next(Sequence& sequence, const PrefixIndex::Key& next, std::int32_t block) {
+  std::int32_t& own = sequence.blocks[static_cast<std::size_t>(sequence.indexed)];
+  if (block != own) {
+    pool_.retain(block);
+    pool_.release(own);
+    own = block;
+    ++openings_;
+  }
+  sequence.chain = next.chain;
+  ++sequence.indexed;
 }
 
 }  // namespace unshard::inference

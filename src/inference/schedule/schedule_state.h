@@ -14,6 +14,16 @@
 //    before it began to wait; these end, as they progress and have max_tokens.
 //  - Sequences of strictly worse priority are preempted for a waiting one where that makes it fit, and not otherwise.
 //
+// [Note: how prompts share a step] What single tokens leave of the budget, B, goes to prompts: those of the best priority first. Of one
+// priority the oldest (first come) is sure of a quarter of B, and all else goes to the shortest first: those that lack the fewest tokens,
+// and then those that came first. All who wait and find a place are admitted before, whether or not any budget is left for them.
+//  - A short prompt doesn't wait for long ones: a prompt gets its first token in the step that admits it if it, the prompts of its priority
+//    that lack no more tokens than it, and those of better priorities lack at most three quarters of B together. It is admitted in the
+//    first step after it came, unless places or blocks are lacking: within two steps' time, that is.
+//  - A long prompt doesn't starve: of R tokens, it is done within 4 R / B steps once it is the oldest of its priority, whatever comes after
+//    it. B is at least 1, as at most step_tokens sequences run.
+//  - Of equal prompts that come together one is computed, as it is the oldest and the shortest; the others share its blocks as these fill.
+//
 // [Note: when a step stays below its budget] Only if after it: every running sequence computes all the tokens it has, and the first waiting
 // one (if any) found no place: min(max_sequences, step_tokens) run already, or too few blocks are available. It isn't tried again before
 // blocks or a place were given back.
@@ -55,18 +65,21 @@ class ScheduleState {
 
   // admission.cc
   std::int32_t take_block();
+  void admit_waiting();
   bool admit(Sequence& sequence);
   bool make_room(const Sequence& sequence, std::int64_t blocks);
   void share_prefix(Sequence& sequence);
+  void share_more(Sequence& sequence);
   const Sequence* parent_to_share(const Sequence& sequence) const;
   void preempt_worst();
 
   // step.cc
   void schedule(Sequence& sequence, std::int64_t tokens);
   void schedule_single_tokens();
-  void schedule_prompts();
   bool ensure_block(Sequence& sequence);
-  bool displaces(const Sequence& sequence) const;
+  void schedule_prompts();
+  void share_budget(std::vector<Sequence*>& prompts);
+  static std::int64_t oldest_share(std::int64_t budget) { return (budget + 3) / 4; }
   Chunk chunk_of(const Sequence& sequence) const;
 
   // guesses.cc
@@ -78,6 +91,8 @@ class ScheduleState {
   void check_chosen(std::span<const Chosen> chosen);
   void commit(Sequence& sequence);
   void index_full_blocks(Sequence& sequence);
+  PrefixIndex::Key next_to_index(const Sequence& sequence) const;
+  void share_next(Sequence& sequence, const PrefixIndex::Key& next, std::int32_t block);
 
   // check.cc
   void check_sequence(const Sequence& sequence) const;

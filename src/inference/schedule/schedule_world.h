@@ -90,7 +90,7 @@ class ScheduleWorld {
   ScheduleState& state() { return state_; }
   ScheduleView view() const { return {state_}; }
 
-  std::int64_t steps = 0, finished = 0, full_steps = 0, guessed = 0, accepted = 0;
+  std::int64_t steps = 0, finished = 0, full_steps = 0, guessed = 0, accepted = 0, prompts_at_once = 0;
 
  private:
   struct Cell {
@@ -245,21 +245,47 @@ class ScheduleWorld {
     ASSERT_TRUE(tokens > 0 || tracks_.empty()) << "nothing to do although sequences are there";
     full_steps += tokens == options_.step_tokens;
     if (tokens < options_.step_tokens) {
-      ASSERT_NO_FATAL_FAILURE(check_nothing_more_fits());
+      for (const Sequence* now : view().running()) ASSERT_EQ(now->remaining(), 0);
     }
+    ASSERT_NO_FATAL_FAILURE(check_nothing_more_fits());
+    ASSERT_NO_FATAL_FAILURE(check_shares(ran));
     ASSERT_NO_FATAL_FAILURE(check_best_computes());
     // Nobody overtakes: all that were admitted now are better than all that still wait.
     for (const Sequence* now : view().running()) {
       if (ran.contains(now) || view().waiting().empty()) continue;
       ASSERT_TRUE(Before{}(now, *view().waiting().begin()));
     }
-    // Single tokens are never held back by prompts.
-    for (const Sequence* now : view().running()) ASSERT_FALSE(now->scheduled == 0 && now->remaining() == 1);
   }
+  /// Single tokens are never held back by prompts, and [Note: how prompts share a step], claim by claim.
+  void check_shares(const std::set<const Sequence*>& ran) {
+    std::map<std::int64_t, std::vector<const Sequence*>> prompts;  // by priority, the oldest first
+    std::int64_t budget = options_.step_tokens;
+    for (const Sequence* now : view().running()) {
+      if (ran.contains(now) && now->remaining() == 1) {
+        ASSERT_GT(now->scheduled, 0) << "sequence " << now->id << " lacked one token, or was cut to it";
+      }
+      if (now->scheduled == 1 && now->remaining() == 0 && ran.contains(now)) {
+        --budget;
+      } else if (now->scheduled + now->remaining() > 0) {
+        prompts[now->priority].push_back(now);
+      }
+    }
+    for (const auto& [priority, group] : prompts) {
+      const std::int64_t share = (budget + 3) / 4;
+      ASSERT_GE(group.front()->scheduled, std::min(share, lacked(group.front()))) << "the oldest got less than its share";
+      for (const Sequence* now : group) {
+        std::int64_t shorter = 0;
+        for (const Sequence* other : group) shorter += lacked(other) <= lacked(now) ? lacked(other) : 0;
+        ASSERT_TRUE(shorter > budget - share || now->remaining() == 0) << "sequence " << now->id << " waits for longer ones";
+        prompts_at_once += now->remaining() == 0 && now != group.front();
+      }
+      for (const Sequence* now : group) budget -= now->scheduled;
+    }
+  }
+  static std::int64_t lacked(const Sequence* sequence) { return sequence->scheduled + sequence->remaining(); }
   /// [Note: when a step stays below its budget], claim by claim; a place counts as too small only if it is without sharing. Guesses don't
   /// count: what they took of the budget and of the blocks was of no use to others.
   void check_nothing_more_fits() {
-    for (const Sequence* now : view().running()) ASSERT_EQ(now->remaining(), 0);
     if (view().waiting().empty()) return;
     const Sequence& first = **view().waiting().begin();
     const std::int64_t size = options_.block_tokens, wanted = (first.length() + size - 1) / size;

@@ -7,7 +7,7 @@ namespace unshard::inference {
 namespace {
 
 struct Totals {
-  std::int64_t steps = 0, full = 0, finished = 0, preemptions = 0, shared = 0, guessed = 0, accepted = 0;
+  std::int64_t steps = 0, full = 0, finished = 0, preemptions = 0, shared = 0, guessed = 0, accepted = 0, at_once = 0;
 };
 
 std::int64_t between(std::mt19937& random, std::int64_t low, std::int64_t high) {
@@ -61,6 +61,7 @@ void run_program(std::uint32_t seed, std::uint64_t hash_mask, Totals& totals) {
   totals.shared += counts.shared_tokens;
   totals.guessed += world.guessed;
   totals.accepted += world.accepted;
+  totals.at_once += world.prompts_at_once;
 }
 
 Totals run_programs(std::uint32_t first, std::uint32_t count, std::uint64_t hash_mask) {
@@ -80,6 +81,7 @@ TEST(SchedulerPrograms, EveryPromiseHoldsUnderAnyInterleaving) {
   EXPECT_GT(totals.full, 5000);
   EXPECT_GT(totals.guessed, 10000);
   EXPECT_GT(totals.accepted, 5000);
+  EXPECT_GT(totals.at_once, 2000);
 }
 
 TEST(SchedulerPrograms, HashesThatCollideAllTheTimeShareNothingWrong) {

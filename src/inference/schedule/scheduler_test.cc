@@ -89,6 +89,51 @@ TEST(Scheduler, SingleTokensComeFirstAndPromptsFillTheBudgetExactly) {
   EXPECT_THAT(sizes(after), ElementsAre(1, 1, 1, 5, 2));
 }
 
+TEST(Scheduler, AShortPromptIsComputedAtOnceBesideALongOneWhichKeepsItsShare) {
+  Scheduler scheduler(options_of(1000, 64));
+  scheduler.add({1, prompt_of(2000), 5, 0, 0});
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(64));
+  scheduler.add({2, prompt_of(30, 3000), 5, 0, 0});
+  scheduler.add({3, prompt_of(18, 4000), 5, 0, 0});
+  scheduler.add({4, prompt_of(18, 5000), 5, 0, 0});
+  const Step step = run(scheduler);
+  EXPECT_THAT(ids(step), ElementsAre(1, 3, 4, 2));  // the oldest's quarter; then the shortest first
+  EXPECT_THAT(sizes(step), ElementsAre(16, 18, 18, 12));
+  EXPECT_TRUE(step.chunks[1].wants_token);
+  EXPECT_TRUE(step.chunks[2].wants_token);
+  const Step after = run(scheduler);
+  EXPECT_THAT(ids(after), ElementsAre(3, 4, 1, 2));
+  EXPECT_THAT(sizes(after), ElementsAre(1, 1, 44, 18));
+}
+
+TEST(Scheduler, ALongPromptIsDoneInTimeUnderAnEndlessStreamOfShortOnes) {
+  Scheduler scheduler(options_of(1000, 64));
+  scheduler.add({1, prompt_of(1600), 5, 0, 0});
+  SequenceId last = 1;
+  for (int steps = 1;; ++steps) {
+    ASSERT_LE(steps, 4 * 1600 / 64);
+    for (int i = 0; i < 5; ++i) {  // more than a step computes
+      ++last;
+      scheduler.add({last, prompt_of(20, static_cast<Token>(100 * last)), 1, 0, 0});
+    }
+    const Step step = run(scheduler);
+    ASSERT_EQ(step.tokens, 64);
+    for (const Chunk& chunk : step.chunks) {
+      if (chunk.wants_token && chunk.sequence == 1) return;
+      if (chunk.wants_token) scheduler.remove(chunk.sequence);
+    }
+  }
+}
+
+TEST(Scheduler, OfEqualPromptsThatComeTogetherOneIsComputed) {
+  Scheduler scheduler(options_of(1000, 64));
+  for (SequenceId id = 1; id <= 8; ++id) scheduler.add({id, prompt_of(641), 5, 0, 0});
+  for (int i = 0; i < 10; ++i) EXPECT_THAT(ids(run(scheduler)), ElementsAre(1));
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(1, 1, 1, 1, 1, 1, 1, 1));
+  EXPECT_EQ(scheduler.counts().shared_tokens, 7 * 640);
+  EXPECT_EQ(scheduler.counts().blocks_used, 160 + 8);
+}
+
 TEST(Scheduler, EqualBeginningsShareFullBlocksAndTheLastTokenIsAlwaysComputed) {
   Scheduler scheduler(options_of(100, 64));
   scheduler.add({1, prompt_of(12), 5, 0, 0});

@@ -9,7 +9,11 @@ namespace unshard::inference {
 Step ScheduleState::next() {
   UNSHARD_DCHECK(!under_way_, "next() before finish_step() of the step under way");
   budget_ = options_.step_tokens;
+  for (Sequence* sequence : running_) {
+    if (sequence->remaining() > 1) share_more(*sequence);
+  }
   schedule_single_tokens();
+  admit_waiting();
   schedule_prompts();
   schedule_guesses();
   Step step;
@@ -51,30 +55,27 @@ bool ScheduleState::ensure_block(Sequence& sequence) {
   }
 }
 
-/// A full step must not keep a better one waiting: it takes the place, and the token, of the worst.
-bool ScheduleState::displaces(const Sequence& sequence) const {
-  const auto running = static_cast<std::int64_t>(running_.size());
-  return running == options_.step_tokens && running_.back()->scheduled > 0 && running_.back()->priority > sequence.priority;
+/// What single tokens left of the budget, by [Note: how prompts share a step].
+void ScheduleState::schedule_prompts() {
+  std::vector<Sequence*> prompts;
+  for (auto at = running_.begin(); at != running_.end();) {
+    const std::int64_t priority = (*at)->priority;
+    prompts.clear();
+    for (; at != running_.end() && (*at)->priority == priority; ++at) {
+      if ((*at)->remaining() > 0) prompts.push_back(*at);
+    }
+    if (budget_ > 0 && !prompts.empty()) share_budget(prompts);
+  }
 }
 
-/// Prompts that run already and waiting ones, merged in order. A chunk cut for want of budget grows if a preemption gives some back.
-void ScheduleState::schedule_prompts() {
-  std::size_t at = 0;
-  bool admitting = true;
-  for (;;) {
-    while (at < running_.size() && running_[at]->remaining() == 0) ++at;
-    Sequence* ready = at < running_.size() ? running_[at] : nullptr;
-    Sequence* first = admitting && !waiting_.empty() ? *waiting_.begin() : nullptr;
-    if (first != nullptr && ready != nullptr && Before{}(ready, first)) first = nullptr;
-    if (budget_ == 0 && !(first != nullptr && displaces(*first))) return;
-    if (first != nullptr) {
-      admitting = admit(*first);
-      if (admitting) at = 0;
-    } else if (ready != nullptr) {
-      schedule(*ready, std::min(budget_, ready->remaining()));
-    } else {
-      return;
-    }
+/// \param prompts  of one priority, the oldest first; sorted here
+void ScheduleState::share_budget(std::vector<Sequence*>& prompts) {
+  Sequence& oldest = *prompts.front();
+  std::ranges::stable_sort(prompts, {}, &Sequence::remaining);
+  schedule(oldest, std::min(oldest_share(budget_), oldest.remaining()));
+  for (Sequence* prompt : prompts) {
+    const std::int64_t tokens = std::min(budget_, prompt->remaining());
+    if (tokens > 0) schedule(*prompt, tokens);
   }
 }
 
