@@ -18,13 +18,14 @@ struct Engine::Impl {
   std::shared_ptr<Peers> peers;
   std::unique_ptr<Workers> workers;
   std::unique_ptr<Runner> runner;
+  std::unique_ptr<Speculator> speculator;  // until the loop has it
   std::unique_ptr<ServingLoop> loop;
   const pid_t process = getpid();
 
   Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given) : options(asked), peers(std::move(given)) {
     options.validate();
     open(path);
-    if (!peers || peers->rank() == 0) loop = std::make_unique<ServingLoop>(*runner, options, *workers);
+    if (!peers || peers->rank() == 0) loop = std::make_unique<ServingLoop>(*runner, options, *workers, std::move(speculator));
   }
 
   /// What fails on one rank (its memory, say) fails on all, so that none waits for the others.
@@ -35,6 +36,7 @@ struct Engine::Impl {
       // Enough for products to be bound by arithmetic, and few enough that a step with a prompt in it is little longer than one without.
       if (options.step_tokens == 0) options.step_tokens = 32 * workers->count();
       runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
+      if (!peers || peers->rank() == 0) speculator = make_speculator(options, *runner, *workers);  // rank 0 alone decides on guesses
     } catch (...) {
       cause = std::current_exception();
     }

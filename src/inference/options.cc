@@ -69,6 +69,8 @@ void EngineOptions::validate() const {
   from("max_sequences", max_sequences, 1, kMany, "1 to 2^30");
   from("max_waiting", max_waiting, 1, kMany, "1 to 2^30");
   from("max_context", max_context, 0, kMany, "0 (the model's own) to 2^30");
+  from("guesses", guesses, 1, 64, "1 to 64");
+  require(!always_guess || !speculate.empty(), "[inference.engine] always_guess is set and speculate isn't: nobody guesses; say who does");
 }
 
 const char* finish_name(Finish finish) {

@@ -1,7 +1,6 @@
 #include "inference/serving_loop.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <optional>
@@ -25,10 +24,12 @@ SchedulerOptions scheduler_options(const Runner& runner, const EngineOptions& op
 
 }  // namespace
 
-ServingLoop::ServingLoop(Runner& runner, const EngineOptions& options, Workers& workers)
-    : runner_(runner), options_(options), workers_(workers), scheduler_(scheduler_options(runner, options)) {
-  for (std::int64_t i = 0; i < workers.count(); ++i) samplers_.push_back(std::make_unique<Sampler>(runner.info().vocab));
-  end_tokens_.insert(runner.info().end_tokens.begin(), runner.info().end_tokens.end());
+ServingLoop::ServingLoop(Runner& runner, const EngineOptions& options, Workers& workers, std::unique_ptr<Speculator> speculator)
+    : runner_(runner),
+      options_(options),
+      scheduler_(scheduler_options(runner, options)),
+      chooser_(runner.info().vocab, runner.info().end_tokens, workers),
+      speculator_(std::move(speculator)) {
   publish();
   thread_ = std::thread([this] {
     try {
@@ -157,12 +158,14 @@ bool ServingLoop::take_news() {
 }
 
 void ServingLoop::work() {
+  if (speculator_) speculator_->measure(runner_);
   while (take_news()) {
+    const double start = seconds();
+    if (speculator_) guess();
     const auto step = scheduler_.next();
     if (!step.chunks.empty()) {
-      const double start = seconds();
       compute(step);
-      sample(step);
+      choose(step);
       counts_.busy_s += seconds() - start;
       ++counts_.steps;
     }
@@ -181,13 +184,9 @@ void ServingLoop::admit(Arrival&& arrival) {
     ids.push_back(id);
     const auto filter = options->filters.empty() ? nullptr : options->filters[static_cast<std::size_t>(i)];
     // One random stream a sequence, told apart by the index: the first is the same whatever n is.
-    sequences_.emplace(id,
-                       Sequence{arrival.request,
-                                i,
-                                options,
-                                filter,
-                                SamplerState(options->sampling, seed + static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u, arrival.prompt),
-                                {}});
+    const auto stream = seed + static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u;
+    sequences_.emplace(id, Sequence{arrival.request, i, {options, filter, SamplerState(options->sampling, stream, arrival.prompt), {}}});
+    if (speculator_) speculator_->add(id, arrival.prompt);
     if (i == 0)
       scheduler_.add({id, arrival.prompt, options->max_tokens, options->priority, 0});
     else
@@ -203,94 +202,72 @@ void ServingLoop::drop(std::int64_t request) {
   --counts_.finished;  // forget() took it for one that ended by itself
 }
 
+/// The next tokens of sequences that had one in the last step.
+void ServingLoop::guess() {
+  std::vector<Proposal> wanted;
+  for (const auto id : decoding_)
+    if (const auto found = sequences_.find(id); found != sequences_.end())
+      wanted.push_back({id, scheduler_.most_guesses(id), &found->second.generation.sampler, {}, 0});
+  if (wanted.empty()) return;
+  for (const auto& proposal : speculator_->propose(std::move(wanted), scheduler_.spare_tokens()))
+    scheduler_.propose(proposal.sequence, proposal.tokens);
+}
+
 void ServingLoop::compute(const Step& step) {
   batch_.clear();
   for (const auto& chunk : step.chunks) {
     batch_.add(chunk.tokens, chunk.position, chunk.blocks.data());
-    if (chunk.wants_token) batch_.logit_rows.push_back(static_cast<std::int64_t>(batch_.tokens.size()) - 1);
+    const auto rows = static_cast<std::int64_t>(batch_.tokens.size());
+    if (!chunk.wants_token) continue;
+    for (auto row = rows - 1 - chunk.drafts; row < rows; ++row) batch_.logit_rows.push_back(row);
+    counts_.guessed += chunk.drafts;
   }
   runner_.step(step.copies, batch_, logits_);
   counts_.prompt_tokens += step.tokens - static_cast<std::int64_t>(batch_.logit_rows.size());
 }
 
-/// Which tokens may come: the request's filter, and no end before min_tokens.
-void ServingLoop::mask(const Sequence& sequence, std::vector<std::uint32_t>& allowed) const {
-  const auto vocab = runner_.info().vocab;
-  const bool early = static_cast<std::int64_t>(sequence.generated.size()) < sequence.options->min_tokens;
-  if (!sequence.filter && !early) return;
-  allowed.assign(static_cast<std::size_t>((vocab + 31) / 32), ~std::uint32_t{0});
-  if (sequence.filter) sequence.filter->restrict(sequence.generated, allowed);
-  if (!early) return;
-  const auto forbid = [&](Token token) {
-    if (token >= 0 && token < vocab) allowed[static_cast<std::size_t>(token) / 32] &= ~(std::uint32_t{1} << (token % 32));
-  };
-  for (const auto token : end_tokens_) forbid(token);
-  for (const auto token : sequence.options->stop_tokens) forbid(token);
-}
-
-void ServingLoop::sample(const Step& step) {
-  struct Draw {
-    SequenceId id;
-    Sequence* sequence;
-    std::vector<std::uint32_t> allowed;
-    Choice choice;
-    std::string error;
-  };
+void ServingLoop::choose(const Step& step) {
   std::vector<Draw> draws;
-  for (const auto& chunk : step.chunks)
-    if (chunk.wants_token) draws.push_back({chunk.sequence, &sequences_.at(chunk.sequence), {}, {}, {}});
-  for (auto& draw : draws) {
-    try {
-      mask(*draw.sequence, draw.allowed);
-    } catch (const std::exception& error) {
-      draw.error = error.what();
-    }
+  decoding_.clear();
+  for (const auto& chunk : step.chunks) {
+    if (!chunk.wants_token) continue;
+    draws.push_back({&sequences_.at(chunk.sequence).generation,
+                     std::span(chunk.tokens).last(static_cast<std::size_t>(chunk.drafts)),
+                     {},
+                     Finish::none,
+                     {}});
+    decoding_.push_back(chunk.sequence);
   }
-  const auto vocab = static_cast<std::size_t>(runner_.info().vocab);
-  std::atomic<std::size_t> next{0};
-  const auto choose = [&](std::int64_t worker) {
-    for (std::size_t i; (i = next.fetch_add(1)) < draws.size();) {
-      auto& draw = draws[i];
-      if (!draw.error.empty()) continue;
-      try {
-        draw.choice = samplers_[static_cast<std::size_t>(worker)]->choose(draw.sequence->sampler,
-                                                                          std::span(logits_).subspan(i * vocab, vocab), draw.allowed);
-      } catch (const std::exception& error) {
-        draw.error = error.what();
-      }
-    }
-  };
-  if (draws.size() > 1)
-    workers_.run(choose);
-  else
-    choose(0);
+  chooser_.choose(draws, logits_);
 
   std::vector<Chosen> chosen;
-  for (const auto& draw : draws) {
-    if (draw.error.empty())
-      chosen.push_back({draw.id, {draw.choice.token}});
-    else
-      scheduler_.remove(draw.id);
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    if (!draws[i].error.empty()) {
+      scheduler_.remove(decoding_[i]);
+      continue;
+    }
+    chosen.push_back({decoding_[i], {}});
+    for (const auto& choice : draws[i].choices) chosen.back().tokens.push_back(choice.token);
   }
   scheduler_.finish_step(chosen);
-  for (auto& draw : draws) {
-    if (!draw.error.empty())
-      close(draw.id, Finish::error, draw.error);
-    else if (settle(*draw.sequence, std::move(draw.choice)))
-      forget(draw.id);
-  }
+  for (std::size_t i = 0; i < draws.size(); ++i) give(decoding_[i], draws[i]);
 }
 
-bool ServingLoop::settle(Sequence& sequence, Choice&& choice) {
-  const auto& options = *sequence.options;
-  sequence.generated.push_back(choice.token);
-  ++counts_.generated_tokens;
-  const bool stopped = std::find(options.stop_tokens.begin(), options.stop_tokens.end(), choice.token) != options.stop_tokens.end() ||
-                       (!options.ignore_eos && end_tokens_.contains(choice.token));
-  const bool full = static_cast<std::int64_t>(sequence.generated.size()) >= options.max_tokens;
-  const auto finish = stopped ? Finish::stop : full ? Finish::length : Finish::none;
-  outputs_.push_back({sequence.request, sequence.index, choice.token, choice.logprob, std::move(choice.likeliest), finish, ""});
-  return finish != Finish::none;
+/// A sequence's tokens of this step go out, and it ends where they say so.
+void ServingLoop::give(SequenceId id, Draw& draw) {
+  const auto& sequence = sequences_.at(id);
+  if (speculator_) speculator_->chosen(id, draw.choices);
+  counts_.generated_tokens += static_cast<std::int64_t>(draw.choices.size());
+  counts_.accepted += std::max<std::int64_t>(static_cast<std::int64_t>(draw.choices.size()) - 1, 0);
+  for (auto& choice : draw.choices) {
+    const bool last = &choice == &draw.choices.back();
+    outputs_.push_back({sequence.request, sequence.index, choice.token, choice.logprob, std::move(choice.likeliest),
+                        last ? draw.finish : Finish::none, ""});
+  }
+  if (!draw.error.empty())
+    close(id, Finish::error, draw.error);
+  else if (draw.finish != Finish::none)
+    forget(id);
 }
 
 void ServingLoop::close(SequenceId id, Finish finish, const std::string& error) {
@@ -301,6 +278,7 @@ void ServingLoop::close(SequenceId id, Finish finish, const std::string& error) 
 
 void ServingLoop::forget(SequenceId id) {
   scheduler_.remove(id);
+  if (speculator_) speculator_->remove(id);
   const auto request = sequences_.at(id).request;
   sequences_.erase(id);
   auto& ids = requests_.at(request);

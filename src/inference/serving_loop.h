@@ -1,5 +1,5 @@
 #pragma once
-// The engine's thread: takes requests, computes steps, samples tokens, gives outputs.
+// The engine's thread: takes requests, computes steps, gives outputs. What a step's tokens are: choose_tokens.h.
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -7,22 +7,23 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "inference/choose_tokens.h"
 #include "inference/outbox.h"
 #include "inference/runner.h"
-#include "inference/sample/sampler.h"
 #include "inference/schedule/scheduler.h"
+#include "inference/speculate/speculator.h"
 
 namespace unshard::inference {
 
 class ServingLoop {
  public:
-  ServingLoop(Runner& runner, const EngineOptions& options, Workers& workers);
+  /// `speculator`: null, or who guesses tokens.
+  ServingLoop(Runner& runner, const EngineOptions& options, Workers& workers, std::unique_ptr<Speculator> speculator);
   ~ServingLoop();  ///< ends after the step under way
 
   std::int64_t submit(std::vector<Token> prompt, RequestOptions options);
@@ -41,10 +42,7 @@ class ServingLoop {
   };
   struct Sequence {
     std::int64_t request, index;
-    std::shared_ptr<const RequestOptions> options;
-    std::shared_ptr<TokenFilter> filter;
-    SamplerState sampler;
-    std::vector<Token> generated;
+    Generation generation;
   };
   struct Job {
     const std::function<void()>* work;
@@ -56,23 +54,23 @@ class ServingLoop {
   bool take_news();  ///< false: time to end
   void admit(Arrival&& arrival);
   void drop(std::int64_t request);
+  void guess();
   void compute(const Step& step);
-  void sample(const Step& step);
-  void mask(const Sequence& sequence, std::vector<std::uint32_t>& allowed) const;
-  bool settle(Sequence& sequence, Choice&& choice);  ///< true: it ends here
+  void choose(const Step& step);
+  void give(SequenceId id, Draw& draw);
   void close(SequenceId id, Finish finish, const std::string& error);
   void forget(SequenceId id);
   void publish();
 
   Runner& runner_;
   const EngineOptions options_;
-  Workers& workers_;
   Scheduler scheduler_;
-  std::vector<std::unique_ptr<Sampler>> samplers_;
-  std::set<Token> end_tokens_;
+  TokenChooser chooser_;
+  std::unique_ptr<Speculator> speculator_;
   std::unordered_map<SequenceId, Sequence> sequences_;
   std::map<std::int64_t, std::vector<SequenceId>> requests_;
   SequenceId next_sequence_ = 1;
+  std::vector<SequenceId> decoding_;  ///< sequences that got a token in the last step
   Batch batch_;
   std::vector<float> logits_;
   std::vector<Output> outputs_;

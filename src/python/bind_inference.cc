@@ -76,6 +76,9 @@ EngineOptions engine_options(const py::dict& values) {
   taker.take("max_waiting", out.max_waiting);
   taker.take("max_context", out.max_context);
   taker.take("share_prefixes", out.share_prefixes);
+  taker.take("speculate", out.speculate);
+  taker.take("guesses", out.guesses);
+  taker.take("always_guess", out.always_guess);
   taker.finish();
   return out;
 }
@@ -133,7 +136,7 @@ py::dict stats_dict(const inference::EngineStats& stats) {
                   "block_tokens"_a = stats.block_tokens, "steps"_a = stats.steps, "prompt_tokens"_a = stats.prompt_tokens,
                   "generated_tokens"_a = stats.generated_tokens, "shared_tokens"_a = stats.shared_tokens,
                   "preemptions"_a = stats.preemptions, "finished"_a = stats.finished, "cancelled"_a = stats.cancelled,
-                  "refused"_a = stats.refused, "busy_s"_a = stats.busy_s);
+                  "refused"_a = stats.refused, "guessed"_a = stats.guessed, "accepted"_a = stats.accepted, "busy_s"_a = stats.busy_s);
 }
 
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.

@@ -6,6 +6,7 @@ import os
 import random
 import time
 
+import pytest
 from inference_models import save_tiny
 
 from unshard import _core
@@ -54,13 +55,16 @@ def solo_runs(path, asked):
     return found
 
 
-def test_every_answer_is_its_solo_run(tmp_path):
+@pytest.mark.parametrize("guesses", ["none", "ngram", "draft"])
+def test_every_answer_is_its_solo_run(tmp_path, guesses):
     rng = random.Random(int(os.environ.get("UNSHARD_SEED", "11")))
     save_tiny("llama", tmp_path / "model")
+    speculate = {"none": "", "ngram": "ngram", "draft": str(tmp_path / "model")}[guesses]
     asked = templates(rng)
     solo = solo_runs(tmp_path / "model", asked)
     engine = _core.InferenceEngine(str(tmp_path / "model"), {"dtype": "fp32", "threads": 2, "kv_cache_tokens": 640, "step_tokens": 48,
-                                                            "max_sequences": 24, "max_waiting": 64})
+                                                            "max_sequences": 24, "max_waiting": 64, "speculate": speculate,
+                                                            "always_guess": speculate != ""})
     answers, ends, which, cancelled, open_requests = {}, {}, {}, set(), []
     refused, half = 0, None
     while len(which) < REQUESTS:
@@ -94,5 +98,6 @@ def test_every_answer_is_its_solo_run(tmp_path):
     stats = engine.stats()
     assert stats["blocks_used"] == stats["running"] == stats["waiting"] == 0
     assert refused > 0 and stats["preemptions"] > 0 and stats["shared_tokens"] > 0          # the test was hard enough
+    assert (stats["accepted"] > 0) == (speculate != "")
     assert resident_mb() - half < 30, "memory grows"
     engine.close()

@@ -38,6 +38,12 @@ struct EngineOptions {
   std::int64_t max_waiting = 1024;   ///< requests that may wait; more are refused with Overloaded
   std::int64_t max_context = 0;      ///< tokens of prompt and output together; 0: the model's own
   bool share_prefixes = true;        ///< equal beginnings of prompts use the same blocks
+  /// Speculative decoding: who guesses next tokens, which one step then checks together. The output stays what it is, bit for bit.
+  /// "": nobody; "ngram": what followed the last tokens earlier in prompt or output; else the path of a smaller model of the same
+  /// vocabulary.
+  std::string speculate;
+  std::int64_t guesses = 8;   ///< of a sequence in a step, at most; fewer, or none, where more wouldn't pay
+  bool always_guess = false;  ///< as many as there are, whether they pay or not
   void validate() const;
 };
 
@@ -64,7 +70,8 @@ struct EngineStats {
   std::int64_t waiting = 0, running = 0, blocks = 0, blocks_used = 0, block_tokens = 0;
   std::int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, shared_tokens = 0, preemptions = 0;
   std::int64_t finished = 0, cancelled = 0, refused = 0;
-  double busy_s = 0;  ///< time in steps since the start
+  std::int64_t guessed = 0, accepted = 0;  ///< guesses computed, and those of them that were right
+  double busy_s = 0;                       ///< time in steps since the start
 };
 
 struct ModelInfo {

@@ -26,10 +26,16 @@ def _engine_options(parser):
                        help="ranks that compute the model together, each with a part of every matrix (default 1)")
     group.add_argument("--no-share-prefixes", dest="share_prefixes", action="store_false", default=None,
                        help="compute equal beginnings of prompts each time")
+    group.add_argument("--speculate", metavar="ngram|MODEL",
+                       help="guess next tokens, which one step then checks together; the output stays the same. ngram: what followed "
+                       "earlier in the text; else a smaller model of the same vocabulary (default: no guesses)")
+    group.add_argument("--guesses", type=_positive, metavar="K",
+                       help="of a sequence in a step, at most; fewer where they don't pay (default 8)")
+    group.add_argument("--always-guess", action="store_true", default=None, help="K guesses even where they don't pay")
 
 
 _ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
-           "max_context", "share_prefixes")
+           "max_context", "share_prefixes", "speculate", "guesses", "always_guess")
 
 
 def _positive(text):
@@ -165,7 +171,8 @@ def _show(llm, prompt, sampling):
         print(piece.text, end="", flush=True)
     print(flush=True)
     end = time.perf_counter()
-    made = llm.stats()["generated_tokens"] - before["generated_tokens"]
+    made, guessed, right = (llm.stats()[name] - before[name] for name in ("generated_tokens", "guessed", "accepted"))
     rate = f", then {(made - 1) / (end - first):.1f} tokens/s" if made > 1 and end > first else ""
-    print(f"[{len(prompt)} prompt tokens; first text after {(first or end) - began:.2f} s{rate}; {made} tokens]", file=sys.stderr)
+    guesses = f"; {right} of {guessed} guesses right" if guessed else ""
+    print(f"[{len(prompt)} prompt tokens; first text after {(first or end) - began:.2f} s{rate}; {made} tokens{guesses}]", file=sys.stderr)
     return 0

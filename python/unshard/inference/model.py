@@ -6,7 +6,7 @@ from unshard.inference.constraints import Constraints
 from unshard.inference.tokenizer_files import load_tokenizer, model_path
 
 ENGINE_OPTIONS = ("dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences", "max_waiting",
-                  "max_context", "share_prefixes")
+                  "max_context", "share_prefixes", "speculate", "guesses", "always_guess")
 
 
 class Model:
@@ -36,6 +36,8 @@ def open_model(path, tensor_parallel=1, **options):
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no such option of the engine; there are {', '.join(ENGINE_OPTIONS)}")
     path = model_path(path)
+    if options.get("speculate", "") not in ("", "ngram"):
+        options["speculate"] = str(_draft_path(options["speculate"]))
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
         from unshard.core import _core
@@ -52,3 +54,11 @@ def open_model(path, tensor_parallel=1, **options):
         except BaseException:
             engine.close()
             raise
+
+
+def _draft_path(asked):
+    try:
+        return model_path(asked)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{asked}: no such folder or file; speculate names a smaller model of the same vocabulary, or is ngram") \
+            from error

@@ -16,6 +16,8 @@ _COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("promp
              "finished": ("requests_finished", "Requests that ended by themselves"),
              "cancelled": ("requests_cancelled", "Requests that were cancelled"),
              "refused": ("requests_refused", "Requests refused because the queue was full"),
+             "guessed": ("guesses", "Guesses at next tokens (speculative decoding) that were computed"),
+             "accepted": ("guesses_accepted", "Guesses that were right: tokens without a step of their own"),
              "busy_s": ("busy_seconds", "Time in steps")}
 
 

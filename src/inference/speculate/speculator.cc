@@ -1,0 +1,109 @@
+#include "inference/speculate/speculator.h"
+
+#include <algorithm>
+
+#include "inference/speculate/draft_proposer.h"
+#include "inference/speculate/ngram_proposer.h"
+#include "unshard/core/error.h"
+
+namespace unshard::inference {
+namespace {
+constexpr double kOfSequence = 1.0 / 8, kOverall = 1.0 / 64;  // weight of the latest guess in the averages
+}
+
+Speculator::Speculator(std::unique_ptr<Proposer> proposer, const EngineOptions& options)
+    : proposer_(std::move(proposer)), most_guesses_(options.guesses), step_tokens_(options.step_tokens), always_(options.always_guess) {}
+
+void Speculator::measure(Runner& target) {
+  cost_ = StepCost::measure(target, step_tokens_);
+  proposer_->measure();
+}
+
+void Speculator::add(SequenceId id, std::span<const Token> prompt) {
+  proposer_->add(id, prompt);
+  sequences_[id].acceptance = overall_;
+}
+
+void Speculator::remove(SequenceId id) {
+  proposer_->remove(id);
+  sequences_.erase(id);
+}
+
+/// Of each guess of a proposal, or of each that a draft model could make.
+std::vector<double> Speculator::chances(const Proposal& proposal) const {
+  const auto& acceptance = sequences_.at(proposal.sequence).acceptance;
+  const bool made = proposer_->cost() == nullptr;
+  const auto count = made ? static_cast<std::int64_t>(proposal.tokens.size()) : proposal.most;
+  std::vector<double> chances;
+  double chance = 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    chance *= acceptance.of(made ? proposal.match + i : 0);
+    chances.push_back(chance);
+  }
+  return chances;
+}
+
+std::vector<Proposal> Speculator::propose(std::vector<Proposal> wanted, std::int64_t room) {
+  const StepCost* drafting = proposer_->cost();
+  for (auto& proposal : wanted) proposal.most = std::clamp<std::int64_t>(proposal.most, 0, most_guesses_);
+  if (drafting == nullptr) proposer_->propose(wanted);
+  if (!always_) {
+    std::vector<std::vector<double>> all;
+    for (const auto& proposal : wanted) all.push_back(chances(proposal));
+    const auto pay = guesses_that_pay(all, step_tokens_ - room, room, cost_.value(), drafting);
+    for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i].most = pay[i];
+  }
+  if (drafting != nullptr) {
+    for (const auto& proposal : wanted)
+      if (proposal.most == 0) sequences_.at(proposal.sequence).acceptance.hope();
+    std::erase_if(wanted, [](const Proposal& proposal) { return proposal.most == 0; });
+    if (!wanted.empty()) proposer_->propose(wanted);
+  }
+  for (auto& proposal : wanted) {
+    auto& sequence = sequences_.at(proposal.sequence);
+    sequence.guesses = proposal.tokens;  // those that aren't computed are compared all the same
+    sequence.match = proposal.match;
+    proposal.tokens.resize(std::min(proposal.tokens.size(), static_cast<std::size_t>(proposal.most)));
+  }
+  std::erase_if(wanted, [](const Proposal& proposal) { return proposal.tokens.empty(); });
+  return wanted;
+}
+
+void Speculator::chosen(SequenceId id, std::span<const Choice> choices) {
+  auto& sequence = sequences_.at(id);
+  bool right = true;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    const Token token = choices[i].token;
+    proposer_->append(id, token);
+    if (!right || i >= sequence.guesses.size()) continue;
+    right = sequence.guesses[i] == token;
+    const auto match = sequence.match == 0 ? 0 : sequence.match + static_cast<std::int64_t>(i);
+    sequence.acceptance.learn(match, right, kOfSequence);
+    overall_.learn(match, right, kOverall);
+  }
+  sequence.guesses.clear();
+}
+
+namespace {
+
+/// The draft has blocks for as many tokens as the target: without shared prefixes it may run out, and then guesses nothing for some.
+std::unique_ptr<Proposer> open_draft(const EngineOptions& options, const Runner& target, Workers& workers) {
+  auto model = open_model(options.speculate);
+  require(model.config.vocab == target.info().vocab, "[inference.engine] the draft model ", options.speculate, " has a vocabulary of ",
+          model.config.vocab, " tokens and the model one of ", target.info().vocab,
+          "; speculate names a smaller model with the same tokenizer");
+  auto own = options;
+  own.max_context = std::min(target.info().context, model.config.context);
+  own.kv_cache_tokens = target.kv_blocks() * kBlockTokens;
+  return std::make_unique<DraftProposer>(std::make_unique<Runner>(std::move(model), own, workers, nullptr), own, workers);
+}
+
+}  // namespace
+
+std::unique_ptr<Speculator> make_speculator(const EngineOptions& options, const Runner& target, Workers& workers) {
+  if (options.speculate.empty()) return nullptr;
+  if (options.speculate == "ngram") return std::make_unique<Speculator>(std::make_unique<NgramProposer>(), options);
+  return std::make_unique<Speculator>(open_draft(options, target, workers), options);
+}
+
+}  // namespace unshard::inference

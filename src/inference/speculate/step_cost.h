@@ -1,0 +1,41 @@
+#pragma once
+// What a step takes by the number of its rows, and so which guesses pay.
+//
+// [Note: when a guess pays] While a step's time goes into reading weights, rows more cost little; where arithmetic bounds it, a row costs
+// its full share, and a guess that may be wrong loses. Both are seen in a model's times for 1, 2, 4, ... rows, measured once when the
+// engine starts. A step then computes the guesses that make the expected tokens a second most: the likeliest first (a guess counts only if
+// those before it are right, so its chance is their product), as many as raise (sequences + sum of chances) / seconds.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace unshard::inference {
+
+class Runner;
+
+class StepCost {
+ public:
+  struct Point {
+    std::int64_t rows;
+    double seconds;
+  };
+  /// \param points  by rows, at least one
+  explicit StepCost(std::vector<Point> points);
+  /// Measured on a runner that computes nothing else and whose cache holds nothing: 3 rounds, or 1 where they take long.
+  /// Cost: some 10 steps.
+  static StepCost measure(Runner& runner, std::int64_t most_rows);
+  /// Straight lines between the points; beyond the last as between the last two.
+  double seconds(std::int64_t rows) const;
+
+ private:
+  std::vector<Point> points_;
+};
+
+/// How many guesses of each sequence to compute in a step that has `rows` without them.
+/// \param chances  for each sequence, of each of its guesses: that it and those before it are right; never rising
+/// \param room     guesses that fit in the step
+/// \param draft    what one guess for each of some sequences takes; null: nothing
+std::vector<std::int64_t> guesses_that_pay(std::span<const std::vector<double>> chances, std::int64_t rows, std::int64_t room,
+                                           const StepCost& target, const StepCost* draft);
+
+}  // namespace unshard::inference
