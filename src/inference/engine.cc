@@ -13,6 +13,11 @@
 #include "unshard/core/error.h"
 
 namespace unshard::inference {
+namespace {
+/// A GPU's matrices are bound by memory below some hundreds of rows.
+constexpr std::int64_t kDeviceStepTokens = 2048;
+}  // namespace
+
 struct Engine::Impl {
   EngineOptions options;
   std::shared_ptr<Peers> peers;
@@ -22,20 +27,21 @@ struct Engine::Impl {
   std::unique_ptr<ServingLoop> loop;
   const pid_t process = getpid();
 
-  Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given) : options(asked), peers(std::move(given)) {
+  Impl(const std::string& path, const EngineOptions& asked, std::shared_ptr<Peers> given, const ModelFactory& other_devices)
+      : options(asked), peers(std::move(given)) {
     options.validate();
-    open(path);
+    open(path, other_devices);
     if (!peers || peers->rank() == 0) loop = std::make_unique<ServingLoop>(*runner, options, *workers, std::move(speculator));
   }
 
   /// What fails on one rank (its memory, say) fails on all, so that none waits for the others.
-  void open(const std::string& path) {
+  void open(const std::string& path, const ModelFactory& other_devices) {
     std::exception_ptr cause;
     try {
       workers = std::make_unique<Workers>(options.threads);
       // Enough for products to be bound by arithmetic, and few enough that a step with a prompt in it is little longer than one without.
-      if (options.step_tokens == 0) options.step_tokens = 32 * workers->count();
-      runner = std::make_unique<Runner>(open_model(path), options, *workers, peers);
+      if (options.step_tokens == 0) options.step_tokens = options.device == "cpu" ? 32 * workers->count() : kDeviceStepTokens;
+      runner = std::make_unique<Runner>(open_model(path), options, *workers, peers, other_devices);
       if (!peers || peers->rank() == 0) speculator = make_speculator(options, *runner, *workers);  // rank 0 alone decides on guesses
     } catch (...) {
       cause = std::current_exception();
@@ -67,15 +73,16 @@ struct Engine::Impl {
   }
 };
 
-Engine::Engine(const std::string& path, const EngineOptions& options) : impl_(std::make_unique<Impl>(path, options, nullptr)) {}
+Engine::Engine(const std::string& path, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(path, options, nullptr, ModelFactory{})) {}
 Engine::~Engine() {
   if (impl_->process != getpid()) (void)impl_.release();  // a forked child has none of the threads that would have to be joined
 }
 
 bool Engine::on_own_thread() const { return impl_->loop && impl_->loop->on_own_thread(); }
 
-Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
-    : impl_(std::make_unique<Impl>(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : nullptr)) {}
+Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices)
+    : impl_(std::make_unique<Impl>(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : nullptr, other_devices)) {}
 
 void Engine::follow() {
   require(impl_->peers && impl_->peers->rank() > 0, "[inference.follow] only ranks above 0 follow, and this is rank 0");

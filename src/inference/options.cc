@@ -19,6 +19,13 @@ void check_token(Token token, std::int64_t vocab, const char* name) {
           vocab - 1);
 }
 
+/// "aten:cpu" computes on LibTorch's CPU tensors what "cuda" computes on the GPU's: for tests.
+bool is_device(const std::string& device) {
+  if (device == "cpu" || device == "cuda" || device == "aten:cpu") return true;
+  const auto number = device.starts_with("cuda:") ? device.substr(5) : "";
+  return !number.empty() && number.size() <= 3 && std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 void check_sampling(const SamplingOptions& s, std::int64_t vocab) {
   const auto request = [](bool ok, const char* name, auto value, const char* accepted) { check(ok, "request", name, value, accepted); };
   request(s.temperature >= 0 && std::isfinite(s.temperature), "temperature", s.temperature, "0 (greedy) and above, finite");
@@ -56,6 +63,7 @@ void EngineOptions::validate() const {
   const auto one_of = [](const char* name, const std::string& value, std::initializer_list<const char*> names, const char* accepted) {
     check(std::ranges::any_of(names, [&](const char* each) { return value == each; }), "engine", name, "\"" + value + "\"", accepted);
   };
+  check(is_device(device), "engine", "device", "\"" + device + "\"", "cpu, cuda, cuda:N");
   one_of("dtype", dtype, {"auto", "fp32", "bf16", "fp16", "int8", "int4", "w8a8"}, "auto, fp32, bf16, fp16, int8, int4, w8a8");
   one_of("kv_dtype", kv_dtype, {"auto", "fp32", "bf16", "int8"}, "auto, fp32, bf16, int8");
   const auto from = [](const char* name, std::int64_t value, std::int64_t least, std::int64_t most, const char* accepted) {

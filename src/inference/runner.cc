@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "inference/model/cpu_model.h"
 #include "unshard/core/error.h"
 
 namespace unshard::inference {
@@ -42,16 +43,6 @@ void check_memory(const WeightSource& source, const std::string& dtype, int rank
 double table_bytes(const ModelConfig& config, std::int64_t context) {
   return static_cast<double>(context) * static_cast<double>(config.rope.rotary + config.local_rope.rotary) * sizeof(float);
 }
-
-KvType kv_type(const std::string& asked, const std::string& dtype, const ModelWeights& weights) {
-  if (asked == "int8") return KvType::int8;
-  if (asked == "bf16") return KvType::bf16;
-  if (asked == "fp32") return KvType::f32;
-  const bool full = dtype == "fp32" || (dtype == "auto" && weights.layers.front().qkv.matrix.type() == WeightType::f32);
-  return full ? KvType::f32 : KvType::bf16;
-}
-
-const char* kv_name(KvType type) { return type == KvType::f32 ? "fp32" : type == KvType::bf16 ? "bf16" : "int8"; }
 
 std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
@@ -101,45 +92,52 @@ Received read_words(const std::vector<std::int32_t>& words) {
 
 }  // namespace
 
-Runner::Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers)
+Runner::Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers,
+               const ModelFactory& other_devices)
     : options_(options), workers_(workers), peers_(std::move(peers)) {
   context_ = options_.max_context > 0 ? options_.max_context : model.config.context;
-  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1, table_bytes(model.config, context_));
   require(context_ <= model.config.context || !model.config.learned_positions, "[inference.engine] max_context ", context_,
           " is beyond the model's ", model.config.context, " learned positions");
-  decoder_ = std::make_unique<Decoder>(std::move(model.weights), std::move(model.config), options_.dtype, context_, workers_, peers_);
+  make_model(std::move(model), other_devices);
   make_cache();
   describe();
 }
 
-Runner::~Runner() = default;
-
-std::unique_ptr<KvCache> Runner::own_cache(std::int64_t blocks) const {
-  return std::make_unique<KvCache>(decoder_->config().layers, blocks, kv_, decoder_->kv_heads(), decoder_->config().head_size);
+void Runner::make_model(OpenedModel model, const ModelFactory& other_devices) {
+  if (options_.device != "cpu") {
+    require(other_devices != nullptr, "[inference.engine] device is \"", options_.device,
+            "\", and this engine computes on \"cpu\" alone; give it torch_models() (unshard/inference/torch_models.h)");
+    require(peers_ == nullptr, "[inference.engine] several ranks (tensor parallelism) compute on device \"cpu\" alone, and device is \"",
+            options_.device, "\"");
+    model_ = other_devices(std::move(model), options_, context_);
+    return;
+  }
+  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1, table_bytes(model.config, context_));
+  model_ = std::make_unique<CpuModel>(std::move(model.weights), std::move(model.config), options_.dtype, options_.kv_dtype, context_,
+                                      workers_, peers_);
 }
 
+Runner::~Runner() = default;
+
 void Runner::make_cache() {
-  const auto& config = decoder_->config();
-  kv_ = kv_type(options_.kv_dtype, options_.dtype, decoder_->weights());
-  // Alike on all ranks, whatever share of the heads each has.
-  const auto per_block = kv_bytes_per_block(config.layers, kv_, config.kv_heads, config.head_size);
+  const auto per_block = model_->facts().block_bytes;
   auto blocks = options_.kv_cache_tokens > 0 ? blocks_for(options_.kv_cache_tokens) : options_.kv_cache_bytes / per_block;
   blocks = std::min({blocks, options_.max_sequences * blocks_for(context_), std::int64_t{std::numeric_limits<std::int32_t>::max()}});
   require(blocks > 0, "[inference.engine] kv_cache_bytes ", options_.kv_cache_bytes, " hold not one block of ", per_block, " bytes");
-  cache_ = own_cache(blocks);
+  cache_ = model_->new_cache(blocks);
 }
 
 void Runner::describe() {
-  const auto& config = decoder_->config();
-  const auto& weights = decoder_->weights();
+  const auto& config = model_->config();
+  const auto facts = model_->facts();
   info_.family = config.family;
-  info_.dtype = options_.dtype == "auto" ? weight_type_name(weights.layers.front().qkv.matrix.type()) : options_.dtype;
-  info_.kv_dtype = kv_name(kv_);
+  info_.dtype = facts.dtype;
+  info_.kv_dtype = facts.kv_dtype;
   info_.vocab = config.vocab;
   info_.layers = config.layers;
   info_.context = context_;
-  info_.parameters = weights.parameters;
-  info_.weight_bytes = weights.bytes;
+  info_.parameters = facts.parameters;
+  info_.weight_bytes = facts.weight_bytes;
   info_.kv_bytes = cache_->bytes();
   info_.end_tokens = config.end_tokens;
 }
@@ -153,12 +151,12 @@ void Runner::tell(Order order, const Copies& copies, const Batch& batch) {
 void Runner::step(const Copies& copies, const Batch& batch, std::vector<float>& logits) {
   tell(Order::step, copies, batch);
   cache_->copy(copies);
-  decoder_->forward(batch, *cache_, logits);
+  model_->forward(batch, *cache_, logits);
 }
 
 std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  const auto own = own_cache(blocks_for(count));
+  const auto own = model_->new_cache(blocks_for(count));
   tell(Order::open, {{static_cast<std::int32_t>(own->blocks()), 0}}, {});
   std::vector<std::int32_t> blocks(static_cast<std::size_t>(own->blocks()));
   std::iota(blocks.begin(), blocks.end(), 0);
@@ -169,7 +167,7 @@ std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
     batch.add(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)), first, blocks.data());
     for (std::int64_t i = 0; i < rows; ++i) batch.logit_rows.push_back(i);
     tell(Order::alone, {}, batch);
-    decoder_->forward(batch, *own, some);
+    model_->forward(batch, *own, some);
     all.insert(all.end(), some.begin(), some.end());
   }
   tell(Order::close, {}, {});
@@ -177,17 +175,17 @@ std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
 }
 
 void Runner::follow() {
-  std::unique_ptr<KvCache> own;
+  std::unique_ptr<StepCache> own;
   std::vector<float> logits;
   for (std::vector<std::int32_t> words;;) {
     peers_->broadcast(words);
     const auto order = static_cast<Order>(words.at(0));
     if (order == Order::end) return;
     const auto got = read_words(words);
-    if (order == Order::open) own = own_cache(got.copies.front().first);
+    if (order == Order::open) own = model_->new_cache(got.copies.front().first);
     if (order == Order::close) own.reset();
     if (order == Order::step) cache_->copy(got.copies);
-    if (order == Order::step || order == Order::alone) decoder_->forward(got.batch, order == Order::step ? *cache_ : *own, logits);
+    if (order == Order::step || order == Order::alone) model_->forward(got.batch, order == Order::step ? *cache_ : *own, logits);
   }
 }
 

@@ -6,14 +6,17 @@
 #include <vector>
 
 #include "inference/model/decoder.h"
+#include "inference/model/step_model.h"
 #include "inference/open_model.h"
 
 namespace unshard::inference {
 
 class Runner {
  public:
-  /// `peers`: null, or those that compute with this rank; all have equal options. \throws ModelError, std::invalid_argument
-  Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers);
+  /// `peers`: null, or those that compute with this rank; all have equal options. `other_devices`: for devices but "cpu".
+  /// \throws ModelError, std::invalid_argument
+  Runner(OpenedModel model, const EngineOptions& options, Workers& workers, std::shared_ptr<Peers> peers,
+         const ModelFactory& other_devices = {});
   ~Runner();
 
   const ModelInfo& info() const { return info_; }
@@ -34,17 +37,16 @@ class Runner {
  private:
   enum class Order : std::int32_t { end, rest, step, open, alone, close };
   void tell(Order order, const Copies& copies, const Batch& batch);
+  void make_model(OpenedModel model, const ModelFactory& other_devices);
   void make_cache();
   void describe();
-  std::unique_ptr<KvCache> own_cache(std::int64_t blocks) const;
 
   EngineOptions options_;
   Workers& workers_;
   std::shared_ptr<Peers> peers_;
   std::int64_t context_ = 0;
-  KvType kv_ = KvType::bf16;
-  std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<StepModel> model_;
+  std::unique_ptr<StepCache> cache_;
   ModelInfo info_;
   bool ended_ = false;
 };

@@ -1,6 +1,7 @@
 #pragma once
 // Serve a trained model to many users at once: continuous batching over a paged KV cache, on one thread of its own.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -28,6 +29,7 @@ struct Overloaded : std::runtime_error {
 };
 
 struct EngineOptions {
+  std::string device = "cpu";        ///< our kernels; cuda, cuda:N: LibTorch on that GPU (see ModelFactory)
   std::string dtype = "auto";        ///< fp32, bf16, fp16; int8, int4 (weight only, in groups), w8a8; auto: as the file has it
   std::string kv_dtype = "auto";     ///< fp32, bf16, int8; auto: bf16, or fp32 where dtype is fp32
   std::int64_t threads = 0;          ///< workers that compute; 0: the processor's cores
@@ -46,6 +48,12 @@ struct EngineOptions {
   bool always_guess = false;  ///< as many as there are, whether they pay or not
   void validate() const;
 };
+
+struct OpenedModel;
+class StepModel;
+/// Makes what computes on devices but "cpu" (with this many tokens of context at most): torch_models() of
+/// unshard/inference/torch_models.h. The engine itself needs no torch.
+using ModelFactory = std::function<std::unique_ptr<StepModel>(OpenedModel model, const EngineOptions& options, std::int64_t context)>;
 
 enum class Finish { none, stop, length, cancelled, error };
 const char* finish_name(Finish finish);  ///< "", "stop", "length", "cancelled", "error"
@@ -88,7 +96,8 @@ class Engine {
   Engine(const std::string& path, const EngineOptions& options = {});
   /// Tensor parallelism: every rank of `comm` makes an engine of the same model and options and holds a part of each matrix and of the KV
   /// cache. Requests go to rank 0; the others call follow(). At most as many ranks as the model has key-value heads.
-  Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm);
+  /// comm: may be null. other_devices: for options.device but "cpu", which one rank has alone.
+  Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices = {});
   ~Engine();  ///< what still runs is cancelled
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

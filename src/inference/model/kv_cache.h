@@ -6,22 +6,22 @@
 #include <vector>
 
 #include "inference/kernels/attention.h"
+#include "inference/model/step_model.h"
 
 namespace unshard::inference {
 
-class KvCache {
+class KvCache : public StepCache {
  public:
   /// Address space is taken at once, pages as blocks are first written. \throws ModelError too little memory
   KvCache(std::int64_t layers, std::int64_t blocks, KvType type, std::int64_t kv_heads, std::int64_t head_size);
-  ~KvCache();
+  ~KvCache() override;
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
   const KvLayer& layer(std::int64_t i) const { return layers_[static_cast<std::size_t>(i)]; }
-  std::int64_t blocks() const { return blocks_; }
-  std::int64_t bytes() const { return bytes_; }
-  /// In every layer, in order. Pairs are (from, to).
-  void copy(std::span<const std::pair<std::int32_t, std::int32_t>> copies);
+  std::int64_t blocks() const override { return blocks_; }
+  std::int64_t bytes() const override { return bytes_; }
+  void copy(std::span<const std::pair<std::int32_t, std::int32_t>> copies) override;
 
  private:
   std::vector<KvLayer> layers_;
