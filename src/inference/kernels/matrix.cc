@@ -52,10 +52,8 @@ std::int64_t Matrix::bytes() const { return packed_->bytes; }
 
 namespace {
 
-/// `row_of(panel, lane)`: the row in `parts` of that place; -1: none.
-template <class RowOf>
-std::unique_ptr<Matrix::Packed> pack_rows(std::span<const WeightView> parts, WeightType type, bool gated, std::int64_t panels,
-                                          Workers& workers, RowOf row_of) {
+std::unique_ptr<Matrix::Packed> described(std::span<const WeightView> parts, WeightType type, bool gated) {
+  check_parts(parts, type);
   auto packed = std::make_unique<Matrix::Packed>();
   packed->kernels = &current_kernels();
   packed->type = type;
@@ -63,48 +61,55 @@ std::unique_ptr<Matrix::Packed> pack_rows(std::span<const WeightView> parts, Wei
   for (const WeightView& part : parts) packed->rows += part.rows;
   packed->cols = parts.front().cols;
   packed->steps = row_steps(type, packed->cols);
-  packed->panels = panels;
-  packed->bytes = panels * panel_bytes(type, packed->cols);
-  packed->data = allocate(packed->bytes);
-  workers.parallel_for(panels, 4, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = gated ? packed->gate_rows() : packed->rows;
+  packed->panels = (n + kPanelRows - 1) / kPanelRows * (gated ? 2 : 1);
+  packed->bytes = packed->panels * panel_bytes(type, packed->cols);
+  return packed;
+}
+
+/// The row of all parts that is lane `lane` of panel `p`; -1: none.
+std::int64_t row_of(const Matrix::Packed& packed, std::int64_t p, int lane) {
+  const std::int64_t n = packed.gated ? packed.gate_rows() : packed.rows;
+  const std::int64_t r = (packed.gated ? p / 2 : p) * kPanelRows + lane;
+  if (r >= n) return -1;
+  return packed.gated ? r + p % 2 * n : r;
+}
+
+void pack_rows(Matrix::Packed& packed, std::span<const WeightView> parts, Workers& workers) {
+  packed.data = allocate(packed.bytes);
+  workers.parallel_for(packed.panels, 4, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> scratch;
     for (std::int64_t p = begin; p < end; ++p) {
       PanelRows rows;
       for (int lane = 0; lane < kPanelRows; ++lane) {
-        const std::int64_t r = row_of(p, lane);
+        const std::int64_t r = row_of(packed, p, lane);
         if (r >= 0) Rows{parts}.find(r, rows.view[lane], rows.row[lane]);
       }
-      pack_panel(*packed, p, rows, scratch);
+      pack_panel(packed, p, rows, scratch);
     }
   });
-  return packed;
 }
 
 }  // namespace
 
-Matrix Matrix::pack(std::span<const WeightView> parts, WeightType type, Workers& workers) {
-  check_parts(parts, type);
-  std::int64_t n = 0;
-  for (const WeightView& part : parts) n += part.rows;
+Matrix Matrix::describe(std::span<const WeightView> parts, WeightType type, bool gated) {
+  require(!gated || (parts.size() == 2 && parts[0].rows == parts[1].rows), "[inference.pack] ", parts.front().name, " has ",
+          parts.front().rows, " rows, ", parts.back().name, " has ", parts.back().rows, "; they must be equal");
   Matrix result;
-  result.packed_ = pack_rows(parts, type, false, (n + kPanelRows - 1) / kPanelRows, workers, [n](std::int64_t p, int lane) {
-    const std::int64_t r = p * kPanelRows + lane;
-    return r < n ? r : -1;
-  });
+  result.packed_ = described(parts, type, gated);
+  return result;
+}
+
+Matrix Matrix::pack(std::span<const WeightView> parts, WeightType type, Workers& workers) {
+  Matrix result = describe(parts, type, false);
+  pack_rows(*result.packed_, parts, workers);
   return result;
 }
 
 Matrix Matrix::pack_gated(const WeightView& gate, const WeightView& up, WeightType type, Workers& workers) {
   const WeightView parts[] = {gate, up};
-  check_parts(parts, type);
-  require(gate.rows == up.rows, "[inference.pack] ", gate.name, " has ", gate.rows, " rows, ", up.name, " has ", up.rows,
-          "; they must be equal");
-  const std::int64_t n = gate.rows;
-  Matrix result;
-  result.packed_ = pack_rows(parts, type, true, (n + kPanelRows - 1) / kPanelRows * 2, workers, [n](std::int64_t p, int lane) {
-    const std::int64_t r = p / 2 * kPanelRows + lane;
-    return r < n ? r + p % 2 * n : -1;
-  });
+  Matrix result = describe(parts, type, true);
+  pack_rows(*result.packed_, parts, workers);
   return result;
 }
 

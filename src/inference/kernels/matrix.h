@@ -33,6 +33,8 @@ class Matrix {
   static Matrix pack(std::span<const WeightView> parts, WeightType type, Workers& workers);
   /// As pack({gate, up}), laid out so that multiply_gated() can use it. Both are [N, K].
   static Matrix pack_gated(const WeightView& gate, const WeightView& up, WeightType type, Workers& workers);
+  /// What pack() (of gate and up: pack_gated()) would make, but for its values, which are brought later (Packed::place()).
+  static Matrix describe(std::span<const WeightView> parts, WeightType type, bool gated);
 
   std::int64_t rows() const;  ///< N (2 N of a gated one)
   std::int64_t cols() const;  ///< K
@@ -42,7 +44,9 @@ class Matrix {
   void expand_row(std::int64_t r, float* out) const;
 
   struct Packed;
+  /// At the same address for life, wherever the matrix is moved to.
   const Packed& packed() const { return *packed_; }
+  Packed& packed() { return *packed_; }
 
  private:
   std::unique_ptr<Packed> packed_;

@@ -1,5 +1,5 @@
 #pragma once
-// What Matrix and Activations hold, for matrix*.cc and its tests.
+// What Matrix and Activations hold, for matrix*.cc and its tests, and for weights that are streamed (inference/stream).
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -38,7 +38,10 @@ std::int64_t panel_bytes(WeightType type, std::int64_t cols);
 std::int64_t input_row_bytes(WeightType type, std::int64_t cols, bool bf16_pairs);
 
 struct FreeMemory {
-  void operator()(std::uint8_t* p) const { std::free(p); }
+  bool owned = true;
+  void operator()(std::uint8_t* p) const {
+    if (owned) std::free(p);
+  }
 };
 using Memory = std::unique_ptr<std::uint8_t, FreeMemory>;
 /// 64-byte aligned, in huge pages where it is large and the system has them. \throws std::bad_alloc
@@ -50,8 +53,10 @@ struct Matrix::Packed {
   bool gated = false;     ///< panels alternate: 16 rows of gate, 16 of up
   std::int64_t rows = 0;  ///< as Matrix::rows()
   std::int64_t cols = 0, steps = 0, panels = 0, bytes = 0;
-  Memory data;
+  Memory data;  ///< null: described only
 
+  /// From now on its `bytes` lie at `memory`, 64-byte aligned and another's; null: nowhere. Memory of its own is freed.
+  void place(std::uint8_t* memory) { data = Memory(memory, FreeMemory{false}); }
   std::int64_t tiles() const { return (panels + kernels->tile_panels - 1) / kernels->tile_panels; }
   int tile_panels(std::int64_t tile) const;
   std::uint8_t* tile(std::int64_t tile) const;

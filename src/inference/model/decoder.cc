@@ -179,11 +179,11 @@ void Decoder::project(const Batch& batch, std::vector<float>& logits) {
     std::memcpy(few_.data() + i * width, x_.data() + batch.logit_rows[static_cast<std::size_t>(i)] * width,
                 sizeof(float) * static_cast<std::size_t>(width));
   normalise(weights_.final_norm, few_.data(), few_.data(), rows);
-  in_.assign(few_.data(), rows, width, width, weights_.output.matrix.type(), workers_);
+  in_.assign(few_.data(), rows, width, width, weights_.outputs.front().linear.matrix.type(), workers_);
   logits.resize(static_cast<std::size_t>(rows * config_.vocab));
   if (peers_) std::fill(logits.begin(), logits.end(), 0.0f);
-  multiply(weights_.output.matrix, in_, logits.data() + weights_.first_output, config_.vocab, {weights_.output.bias_data(), false},
-           workers_);
+  for (const auto& [linear, first] : weights_.outputs)
+    multiply(linear.matrix, in_, logits.data() + first, config_.vocab, {linear.bias_data(), false}, workers_);
   if (peers_) peers_->all_reduce(logits.data(), static_cast<std::int64_t>(logits.size()));
   if (config_.logit_softcap == 0) return;
   workers_.parallel_for(static_cast<std::int64_t>(logits.size()), 1 << 14, [&](std::int64_t begin, std::int64_t end) {

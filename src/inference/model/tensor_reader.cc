@@ -7,7 +7,13 @@
 
 namespace unshard::inference {
 
-TensorReader::TensorReader(const WeightSource& source, const ModelConfig& config) : source_(source), config_(config) {}
+TensorReader::TensorReader(const WeightSource& source, const ModelConfig& config, bool values)
+    : source_(source), config_(config), values_(values) {}
+
+void TensorReader::done_with_read() {
+  for (const auto& view : read_) source_.done_with(view);
+  read_.clear();
+}
 
 std::string TensorReader::name(const std::string& pattern, std::int64_t layer, std::int64_t expert) {
   std::string text = pattern;
@@ -31,6 +37,10 @@ const WeightView& TensorReader::needed(const std::string& name) const {
 
 WeightView TensorReader::make(const WeightView& like, std::int64_t rows, std::int64_t cols, FileType type) {
   WeightView made{type, nullptr, rows, cols, like.name};
+  if (!values_) {
+    made.data = like.data;
+    return made;
+  }
   made_.emplace_back(static_cast<std::size_t>(rows * made.row_bytes()));
   made.data = made_.back().data();
   return made;
@@ -42,8 +52,10 @@ WeightView TensorReader::matrix(const std::string& name, std::int64_t rows, std:
   if ((stored_rows != 0 && stored.rows != stored_rows) || (stored_cols != 0 && stored.cols != stored_cols))
     throw ModelError(cat(source_.path(), ": '", stored.name, "' is [", stored.rows, ", ", stored.cols, "]; the configuration wants [",
                          stored_rows, ", ", stored_cols, "]"));
+  if (values_) read_.push_back(stored);
   if (!config_.transposed) return stored;
   const WeightView turned = make(stored, stored.cols, stored.rows, FileType::f32);
+  if (!values_) return turned;
   auto* out = reinterpret_cast<float*>(made_.back().data());
   std::vector<float> row(static_cast<std::size_t>(stored.cols));
   for (std::int64_t r = 0; r < stored.rows; ++r) {
@@ -64,6 +76,7 @@ WeightView TensorReader::columns(const WeightView& whole, Range range) {
     throw ModelError(cat(source_.path(), ": '", whole.name, "' is held in blocks of ", unit, " values, which ", range.begin, " to ",
                          range.end, " cuts; use another number of ranks"));
   const WeightView cut = make(whole, whole.rows, range.size(), whole.type);
+  if (!values_) return cut;
   for (std::int64_t r = 0; r < whole.rows; ++r)
     std::memcpy(made_.back().data() + r * cut.row_bytes(),
                 static_cast<const char*>(whole.row(r)) + range.begin / unit * block_bytes(whole.type),
@@ -74,6 +87,7 @@ WeightView TensorReader::columns(const WeightView& whole, Range range) {
 WeightView TensorReader::half_split(const WeightView& view, std::int64_t heads) {
   if (!config_.interleaved_qk) return view;
   const WeightView sorted = make(view, view.rows, view.cols, view.type);
+  if (!values_) return sorted;
   const std::int64_t size = view.rows / heads, half = size / 2, bytes = view.row_bytes();
   for (std::int64_t head = 0; head < heads; ++head)
     for (std::int64_t i = 0; i < size; ++i)

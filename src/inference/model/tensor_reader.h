@@ -12,7 +12,8 @@ namespace unshard::inference {
 
 class TensorReader {
  public:
-  TensorReader(const WeightSource& source, const ModelConfig& config);
+  /// `values`: false: what matrix(), columns() and half_split() give has the right shape and type, and no values to be read.
+  TensorReader(const WeightSource& source, const ModelConfig& config, bool values = true);
 
   /// "{}" of a name in TensorNames replaced by the layer, "{e}" by the expert.
   static std::string name(const std::string& pattern, std::int64_t layer, std::int64_t expert = 0);
@@ -34,6 +35,8 @@ class TensorReader {
   static void half_split(std::vector<float>& bias, std::int64_t heads);
   /// Forget what matrix() and half_split() made.
   void drop_made() { made_.clear(); }
+  /// The pages of what matrix() gave since the last call may leave memory.
+  void done_with_read();
   const std::string& path() const { return source_.path(); }
 
  private:
@@ -41,6 +44,8 @@ class TensorReader {
   WeightView make(const WeightView& like, std::int64_t rows, std::int64_t cols, FileType type);
   const WeightSource& source_;
   const ModelConfig& config_;
+  const bool values_;
+  std::vector<WeightView> read_;
   std::deque<std::vector<std::byte>> made_;
 };
 

@@ -108,6 +108,8 @@ GgufFile::GgufFile(std::unique_ptr<MappedFile> file) : WeightSource(file->path()
 
 GgufFile::~GgufFile() = default;
 
+void GgufFile::done_with(const WeightView& view) const { file_->done_with(view.data, view.rows * view.row_bytes()); }
+
 void GgufFile::read() {
   GgufCursor cursor(file_->bytes(), path());
   check_version(cursor);

@@ -20,6 +20,7 @@ class GgufFile : public WeightSource {
   explicit GgufFile(std::unique_ptr<MappedFile> file);
   ~GgufFile() override;
   const MappedFile& file() const { return *file_; }
+  void done_with(const WeightView& view) const override;
 
   /// All metadata: an object by key ("general.architecture"); arrays as lists. Texts are as the file has them, UTF-8 or not.
   const nlohmann::json& metadata() const { return *metadata_; }

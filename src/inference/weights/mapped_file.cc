@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 #include "unshard/core/error.h"
 #include "unshard/inference/engine.h"
@@ -61,6 +62,12 @@ void MappedFile::advise(std::span<const std::byte> part, Access access) const {
   const auto address = reinterpret_cast<std::uintptr_t>(part.data());
   const std::uintptr_t begin = address / page * page;
   ::madvise(reinterpret_cast<void*>(begin), address - begin + part.size(), madvise_value(access));
+}
+
+void MappedFile::done_with(const void* data, std::int64_t size) const {
+  const auto* begin = static_cast<const std::byte*>(data);
+  if (std::less_equal<>()(data_, begin) && std::less<>()(begin, data_ + size_))
+    advise({begin, static_cast<std::size_t>(size)}, Access::done);
 }
 
 }  // namespace unshard::inference

@@ -1,6 +1,7 @@
 #pragma once
 // A model file in memory without reading it: pages come from disk as they are touched and are shared between processes.
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -31,6 +32,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   /// For the pages that hold `part`, which lies in bytes().
   void advise(std::span<const std::byte> part, Access access) const;
+  /// As advise(done), where `data` lies in bytes() at all (a copy of what lay at an odd address doesn't).
+  void done_with(const void* data, std::int64_t size) const;
 
  private:
   std::string path_;

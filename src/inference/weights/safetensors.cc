@@ -123,6 +123,8 @@ SafetensorsFile::SafetensorsFile(std::unique_ptr<MappedFile> file) : WeightSourc
 
 SafetensorsFile::~SafetensorsFile() = default;
 
+void SafetensorsFile::done_with(const WeightView& view) const { file_->done_with(view.data, view.rows * view.row_bytes()); }
+
 void SafetensorsFile::read_header() {
   const auto bytes = file_->bytes();
   std::uint64_t header_bytes = 0;
@@ -180,6 +182,10 @@ SafetensorsFolder::SafetensorsFolder(const std::string& folder) : WeightSource(f
 }
 
 SafetensorsFolder::~SafetensorsFolder() = default;
+
+void SafetensorsFolder::done_with(const WeightView& view) const {
+  for (const auto& file : files_) file->done_with(view);
+}
 
 void SafetensorsFolder::read_index(const std::string& index_path) {
   const MappedFile index(index_path);

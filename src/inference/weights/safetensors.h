@@ -19,6 +19,7 @@ class SafetensorsFile : public WeightSource {
   explicit SafetensorsFile(std::unique_ptr<MappedFile> file);
   ~SafetensorsFile() override;
   const MappedFile& file() const { return *file_; }
+  void done_with(const WeightView& view) const override;
 
  private:
   friend class SafetensorsFolder;
@@ -34,6 +35,7 @@ class SafetensorsFolder : public WeightSource {
   /// \throws ModelError  also where a listed file or a listed tensor is missing
   explicit SafetensorsFolder(const std::string& folder);
   ~SafetensorsFolder() override;
+  void done_with(const WeightView& view) const override;
 
  private:
   void read_index(const std::string& index_path);

@@ -28,6 +28,8 @@ class WeightSource {
   const std::vector<std::int64_t>& shape(const std::string& name) const;
   /// All, sorted.
   std::vector<std::string> names() const;
+  /// The view's pages may leave this process's memory; they come back from the file when touched. A hint.
+  virtual void done_with(const WeightView& view) const {}
 
  protected:
   struct Entry {
