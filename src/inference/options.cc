@@ -79,6 +79,7 @@ void EngineOptions::validate() const {
   from("max_context", max_context, 0, kMany, "0 (the model's own) to 2^30");
   from("guesses", guesses, 1, 64, "1 to 64");
   require(!always_guess || !speculate.empty(), "[inference.engine] always_guess is set and speculate isn't: nobody guesses; say who does");
+  from("weight_memory_bytes", weight_memory_bytes, 0, std::int64_t{1} << 46, "0 (all weights in memory) to 2^46");
 }
 
 const char* finish_name(Finish finish) {

@@ -30,14 +30,15 @@ std::int64_t weight_bytes(const WeightSource& source, const std::string& dtype) 
   return static_cast<std::int64_t>(bytes);
 }
 
-/// `table_bytes`: of cos and sin of every position, which a config can say to be millions.
-void check_memory(const WeightSource& source, const std::string& dtype, int ranks, double table_bytes) {
-  const auto weights = weight_bytes(source, dtype) / ranks, free = available_bytes();
+/// `budget`: of the weights, 0: none. `table_bytes`: of cos and sin of every position, which a config can say to be millions.
+void check_memory(const WeightSource& source, const std::string& dtype, std::int64_t budget, int ranks, double table_bytes) {
+  const auto all = weight_bytes(source, dtype) / ranks, weights = budget > 0 ? std::min(all, budget) : all, free = available_bytes();
   constexpr double kMega = 1 << 20;
   if (free >= 0 && static_cast<double>(weights) + table_bytes > static_cast<double>(free))
     throw ModelError(cat(source.path(), ": its weights take about ", weights >> 20, " MB as ", dtype, ", its positions ",
                          static_cast<std::int64_t>(table_bytes / kMega), " MB, and ", free >> 20,
-                         " MB of memory are free; ask for a smaller dtype (int8, int4) or max_context"));
+                         " MB of memory are free; ask for a smaller dtype (int8, int4) or max_context, or let part of the weights be read "
+                         "from disk in each step (--weight-memory 2G)"));
 }
 
 double table_bytes(const ModelConfig& config, std::int64_t context) {
@@ -109,12 +110,17 @@ void Runner::make_model(OpenedModel model, const ModelFactory& other_devices) {
             "\", and this engine computes on \"cpu\" alone; give it torch_models() (unshard/inference/torch_models.h)");
     require(peers_ == nullptr, "[inference.engine] several ranks (tensor parallelism) compute on device \"cpu\" alone, and device is \"",
             options_.device, "\"");
+    require(options_.weight_memory_bytes == 0,
+            "[inference.engine] weight_memory_bytes (weights read from disk in each step) is for device "
+            "\"cpu\" alone, and device is \"",
+            options_.device, "\"; leave one of them out");
     model_ = other_devices(std::move(model), options_, context_);
     return;
   }
-  check_memory(*model.weights, options_.dtype, peers_ ? peers_->size() : 1, table_bytes(model.config, context_));
+  check_memory(*model.weights, options_.dtype, options_.weight_memory_bytes, peers_ ? peers_->size() : 1,
+               table_bytes(model.config, context_));
   model_ = std::make_unique<CpuModel>(std::move(model.weights), std::move(model.config), options_.dtype, options_.kv_dtype, context_,
-                                      workers_, peers_);
+                                      workers_, peers_, MemoryBudget{options_.weight_memory_bytes, options_.weight_cache});
 }
 
 Runner::~Runner() = default;
@@ -139,6 +145,7 @@ void Runner::describe() {
   info_.parameters = facts.parameters;
   info_.weight_bytes = facts.weight_bytes;
   info_.kv_bytes = cache_->bytes();
+  if (model_->stream()) info_.weights_from_disk = model_->stream()->describe();
   info_.end_tokens = config.end_tokens;
 }
 

@@ -21,6 +21,7 @@ class Runner {
 
   const ModelInfo& info() const { return info_; }
   std::int64_t kv_blocks() const { return cache_->blocks(); }
+  const WeightStream* stream() const { return model_->stream(); }  ///< null: all weights are in memory
   using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;
   /// Copy blocks, then compute. On rank 0; the others do the same in follow().
   void step(const Copies& copies, const Batch& batch, std::vector<float>& logits);

@@ -167,6 +167,10 @@ void ServingLoop::work() {
       compute(step);
       choose(step);
       counts_.busy_s += seconds() - start;
+      if (const auto* stream = runner_.stream()) {
+        counts_.weight_bytes_read = stream->bytes_read();
+        counts_.weight_wait_s = stream->wait_s();
+      }
       ++counts_.steps;
     }
     publish();

@@ -79,6 +79,8 @@ EngineOptions engine_options(const py::dict& values) {
   taker.take("speculate", out.speculate);
   taker.take("guesses", out.guesses);
   taker.take("always_guess", out.always_guess);
+  taker.take("weight_memory_bytes", out.weight_memory_bytes);
+  taker.take("weight_cache", out.weight_cache);
   taker.finish();
   return out;
 }
@@ -127,7 +129,8 @@ py::dict model_dict(const inference::ModelInfo& info) {
   using namespace py::literals;
   return py::dict("family"_a = info.family, "dtype"_a = info.dtype, "kv_dtype"_a = info.kv_dtype, "vocab"_a = info.vocab,
                   "layers"_a = info.layers, "context"_a = info.context, "parameters"_a = info.parameters,
-                  "weight_bytes"_a = info.weight_bytes, "kv_bytes"_a = info.kv_bytes, "end_tokens"_a = info.end_tokens);
+                  "weight_bytes"_a = info.weight_bytes, "kv_bytes"_a = info.kv_bytes, "end_tokens"_a = info.end_tokens,
+                  "weights_from_disk"_a = info.weights_from_disk);
 }
 
 py::dict stats_dict(const inference::EngineStats& stats) {
@@ -136,7 +139,8 @@ py::dict stats_dict(const inference::EngineStats& stats) {
                   "block_tokens"_a = stats.block_tokens, "steps"_a = stats.steps, "prompt_tokens"_a = stats.prompt_tokens,
                   "generated_tokens"_a = stats.generated_tokens, "shared_tokens"_a = stats.shared_tokens,
                   "preemptions"_a = stats.preemptions, "finished"_a = stats.finished, "cancelled"_a = stats.cancelled,
-                  "refused"_a = stats.refused, "guessed"_a = stats.guessed, "accepted"_a = stats.accepted, "busy_s"_a = stats.busy_s);
+                  "refused"_a = stats.refused, "guessed"_a = stats.guessed, "accepted"_a = stats.accepted, "busy_s"_a = stats.busy_s,
+                  "weight_bytes_read"_a = stats.weight_bytes_read, "weight_wait_s"_a = stats.weight_wait_s);
 }
 
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.

@@ -191,6 +191,12 @@ def test_a_folder_is_opened_with_its_options(fake_core, tmp_path):
     with unshard.LLM(tmp_path / "model", dtype="int8", threads=2, max_context=100) as llm:
         assert fake_core == [(str(tmp_path / "model"), {"dtype": "int8", "threads": 2, "max_context": 100})]
         assert llm.model.name == "model" and llm.model.context == 100 and unshard.SamplingParams is SamplingParams
+    with unshard.LLM(tmp_path / "model", weight_memory="1.5G"):
+        assert fake_core[-1][1] == {"weight_memory_bytes": 3 << 29, "weight_cache": str(tmp_path / "cache" / "unshard" / "weights")}
+    with unshard.LLM(tmp_path / "model", weight_memory=1000, weight_cache="elsewhere"):
+        assert fake_core[-1][1] == {"weight_memory_bytes": 1000, "weight_cache": "elsewhere"}
+    with pytest.raises(ValueError, match="'much': an amount of memory is wanted, such as 2G"):
+        unshard.LLM(tmp_path / "model", weight_memory="much")
     with pytest.raises(ValueError, match="kv_tokens: no such option"):
         unshard.LLM(tmp_path / "model", kv_tokens=5)
     with pytest.raises(FileNotFoundError, match="no such folder or file"):

@@ -46,6 +46,10 @@ struct EngineOptions {
   std::string speculate;
   std::int64_t guesses = 8;   ///< of a sequence in a step, at most; fewer, or none, where more wouldn't pay
   bool always_guess = false;  ///< as many as there are, whether they pay or not
+  /// Of layers and output matrix, on each rank. Where they take more, some stay and the others are read from disk in each step, ahead of
+  /// their use, from a file that they are packed into once. 0: all in memory.
+  std::int64_t weight_memory_bytes = 0;
+  std::string weight_cache;  ///< folder of those files; "": .unshard beside the model
   void validate() const;
 };
 
@@ -80,6 +84,8 @@ struct EngineStats {
   std::int64_t finished = 0, cancelled = 0, refused = 0;
   std::int64_t guessed = 0, accepted = 0;  ///< guesses computed, and those of them that were right
   double busy_s = 0;                       ///< time in steps since the start
+  std::int64_t weight_bytes_read = 0;      ///< from disk in steps, of rank 0
+  double weight_wait_s = 0;                ///< of busy_s: waiting for them
 };
 
 struct ModelInfo {
@@ -87,6 +93,7 @@ struct ModelInfo {
   std::string dtype, kv_dtype;  ///< as resolved
   std::int64_t vocab = 0, layers = 0, context = 0, parameters = 0, weight_bytes = 0, kv_bytes = 0;
   std::vector<Token> end_tokens;
+  std::string weights_from_disk;  ///< which are read in each step, and how; "": none
 };
 
 class Engine {

@@ -5,6 +5,7 @@ import sys
 import time
 
 from unshard.inference.model import open_model
+from unshard.inference.sizes import parse_bytes
 from unshard.streams import command
 
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -22,6 +23,11 @@ def _engine_options(parser):
     group.add_argument("--max-sequences", type=_positive, metavar="N", help="that are computed at once (default 256)")
     group.add_argument("--max-waiting", type=_positive, metavar="N", help="requests that may wait; more get a 429 (default 1024)")
     group.add_argument("--max-context", type=_positive, metavar="N", help="tokens of prompt and output together (default: the model's own)")
+    group.add_argument("--weight-memory", type=_memory, metavar="SIZE",
+                       help="that weights may take, such as 2G; those beyond it are read from disk in each step (default: all in memory)")
+    group.add_argument("--weight-cache", metavar="FOLDER",
+                       help="with --weight-memory: where the packed weights are put to be read from, on a fast disk (default "
+                       "~/.cache/unshard/weights)")
     group.add_argument("--tp", dest="tensor_parallel", type=_positive, metavar="N",
                        help="ranks that compute the model together, each with a part of every matrix (default 1)")
     group.add_argument("--no-share-prefixes", dest="share_prefixes", action="store_false", default=None,
@@ -35,7 +41,7 @@ def _engine_options(parser):
 
 
 _ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
-           "max_context", "share_prefixes", "speculate", "guesses", "always_guess")
+           "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory", "weight_cache")
 
 
 def _positive(text):
@@ -43,6 +49,13 @@ def _positive(text):
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: at least 1")
     return value
+
+
+def _memory(text):
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text):
@@ -106,6 +119,8 @@ def serve(argv):
             host = f"[{options.host}]" if ":" in options.host else options.host
             print(f"{app.state.service.name} is served on http://{host}:{port} ({time.perf_counter() - began:.1f} s; {_facts(model)})",
                   flush=True)
+            if model.info.get("weights_from_disk"):
+                print(model.info["weights_from_disk"], flush=True)
         run(app, host=options.host, port=options.port, drain_timeout_s=options.drain_timeout, ready=ready)
     except (RuntimeError, ValueError, OSError) as error:
         return _complain(error)

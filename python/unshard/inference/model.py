@@ -3,10 +3,11 @@ import concurrent.futures
 
 from unshard.inference import parallel
 from unshard.inference.constraints import Constraints
+from unshard.inference.sizes import parse_bytes, weight_cache
 from unshard.inference.tokenizer_files import load_tokenizer, model_path
 
 ENGINE_OPTIONS = ("dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences", "max_waiting",
-                  "max_context", "share_prefixes", "speculate", "guesses", "always_guess")
+                  "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory_bytes", "weight_cache")
 
 
 class Model:
@@ -27,14 +28,19 @@ class Model:
         return {**sampling.engine_options(), "filters": [] if grammar is None else [grammar.filter() for _ in range(sampling.n)]}
 
 
-def open_model(path, tensor_parallel=1, **options):
+def open_model(path, tensor_parallel=1, weight_memory=None, **options):
     """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model
-    together; this process is one of them and starts the others, once in its life.
+    together; this process is one of them and starts the others, once in its life. weight_memory: bytes, or "2G": what weights may take
+    on each rank; those beyond it are read from disk in each step.
 
     Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
     unknown = sorted(set(options) - set(ENGINE_OPTIONS))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no such option of the engine; there are {', '.join(ENGINE_OPTIONS)}")
+    if weight_memory is not None:
+        options["weight_memory_bytes"] = parse_bytes(weight_memory)
+    if options.get("weight_memory_bytes"):
+        options.setdefault("weight_cache", weight_cache())
     path = model_path(path)
     if options.get("speculate", "") not in ("", "ngram"):
         options["speculate"] = str(_draft_path(options["speculate"]))

@@ -16,8 +16,8 @@ const char* kv_name(KvType type) { return type == KvType::f32 ? "fp32" : type ==
 }  // namespace
 
 CpuModel::CpuModel(std::unique_ptr<WeightSource> source, ModelConfig config, const std::string& dtype, const std::string& kv_dtype,
-                   std::int64_t context, Workers& workers, std::shared_ptr<Peers> peers)
-    : decoder_(std::move(source), std::move(config), dtype, context, workers, std::move(peers)),
+                   std::int64_t context, Workers& workers, std::shared_ptr<Peers> peers, const MemoryBudget& budget)
+    : decoder_(std::move(source), std::move(config), dtype, context, workers, std::move(peers), budget),
       dtype_(dtype),
       kv_(kv_type(kv_dtype, dtype, decoder_.weights())) {}
 

@@ -25,12 +25,14 @@ void Batch::add(std::span<const Token> more, std::int64_t position, const std::i
 }
 
 Decoder::Decoder(std::unique_ptr<WeightSource> source, ModelConfig config, const std::string& dtype, std::int64_t context, Workers& workers,
-                 std::shared_ptr<Peers> peers)
+                 std::shared_ptr<Peers> peers, const MemoryBudget& budget)
     : source_(std::move(source)), config_(std::move(config)), workers_(workers), peers_(std::move(peers)) {
   const Shard shard = peers_ ? Shard{peers_->rank(), peers_->size()} : Shard{};
   require(shard.size <= config_.kv_heads, "[inference.engine] ", shard.size, " ranks can't share ", config_.kv_heads,
           " key-value heads; use at most as many ranks");
-  weights_ = load_weights(*source_, config_, dtype, shard, workers_);
+  auto loaded = load_within(budget, *source_, config_, dtype, shard, workers_);
+  weights_ = std::move(loaded.weights);
+  stream_ = std::move(loaded.stream);
   kv_heads_ = shard.of(config_.kv_heads).size();
   heads_ = kv_heads_ * (config_.heads / config_.kv_heads);
   if (config_.attention_scale == 0) config_.attention_scale = 1 / std::sqrt(static_cast<float>(config_.head_size));
@@ -182,8 +184,11 @@ void Decoder::project(const Batch& batch, std::vector<float>& logits) {
   in_.assign(few_.data(), rows, width, width, weights_.outputs.front().linear.matrix.type(), workers_);
   logits.resize(static_cast<std::size_t>(rows * config_.vocab));
   if (peers_) std::fill(logits.begin(), logits.end(), 0.0f);
-  for (const auto& [linear, first] : weights_.outputs)
+  for (std::size_t i = 0; i < weights_.outputs.size(); ++i) {
+    const auto& [linear, first] = weights_.outputs[i];
+    if (stream_) stream_->use(static_cast<std::int64_t>(weights_.layers.size() + i));
     multiply(linear.matrix, in_, logits.data() + first, config_.vocab, {linear.bias_data(), false}, workers_);
+  }
   if (peers_) peers_->all_reduce(logits.data(), static_cast<std::int64_t>(logits.size()));
   if (config_.logit_softcap == 0) return;
   workers_.parallel_for(static_cast<std::int64_t>(logits.size()), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
@@ -196,8 +201,10 @@ void Decoder::forward(const Batch& batch, KvCache& cache, std::vector<float>& lo
   const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
   resize(tokens);
   embed(batch);
+  if (stream_) stream_->begin(batch.logit_rows.empty() ? config_.layers : stream_->units());
   for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
     const LayerWeights& layer = weights_.layers[i];
+    if (stream_) stream_->use(static_cast<std::int64_t>(i));
     normalise(layer.attention_norm, x_.data(), normed_.data(), tokens);
     in_.assign(normed_.data(), tokens, config_.hidden, config_.hidden, layer.qkv.matrix.type(), workers_);
     attend(layer, cache.layer(static_cast<std::int64_t>(i)), batch);
@@ -205,6 +212,7 @@ void Decoder::forward(const Batch& batch, KvCache& cache, std::vector<float>& lo
   }
   logits.clear();
   if (!batch.logit_rows.empty()) project(batch, logits);
+  if (stream_) stream_->end();
 }
 
 }  // namespace unshard::inference

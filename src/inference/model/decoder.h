@@ -8,6 +8,7 @@
 #include "inference/model/kv_cache.h"
 #include "inference/model/layer_weights.h"
 #include "inference/model/shard.h"
+#include "inference/stream/load_within.h"
 #include "unshard/inference/engine.h"
 
 namespace unshard::inference {
@@ -27,11 +28,12 @@ class Decoder {
  public:
   /// \throws ModelError
   Decoder(std::unique_ptr<WeightSource> source, ModelConfig config, const std::string& dtype, std::int64_t context, Workers& workers,
-          std::shared_ptr<Peers> peers = nullptr);
+          std::shared_ptr<Peers> peers = nullptr, const MemoryBudget& budget = {});
 
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
-  std::int64_t kv_heads() const { return kv_heads_; }  ///< of this rank
+  const WeightStream* stream() const { return stream_.get(); }  ///< null: all weights are in memory
+  std::int64_t kv_heads() const { return kv_heads_; }           ///< of this rank
   /// Store the rows' keys and values and compute the logits, [logit_rows, vocab].
   /// Bits of a row depend on its sequence's tokens only, not on what else is in the batch.
   /// Cost: scratch grows to the largest batch seen and is kept.
@@ -60,6 +62,7 @@ class Decoder {
   Workers& workers_;
   std::shared_ptr<Peers> peers_;  ///< null: this rank has the whole model
   ModelWeights weights_;
+  std::unique_ptr<WeightStream> stream_;   ///< null: all weights are in memory
   std::int64_t heads_ = 0, kv_heads_ = 0;  ///< of this rank
   Rope rope_, local_rope_;
   std::int64_t capacity_ = 0;

@@ -13,6 +13,7 @@
 namespace unshard::inference {
 
 struct Batch;
+class WeightStream;
 
 /// The paged keys and values of all layers, in the memory of the model that made it.
 class StepCache {
@@ -36,6 +37,8 @@ class StepModel {
   virtual ~StepModel() = default;
   virtual const ModelConfig& config() const = 0;
   virtual ModelFacts facts() const = 0;
+  /// Null: all weights are in memory.
+  virtual const WeightStream* stream() const { return nullptr; }
   /// \throws ModelError too little memory
   virtual std::unique_ptr<StepCache> new_cache(std::int64_t blocks) const = 0;
   /// Store the rows' keys and values and compute the logits, [logit_rows, vocab]. `cache`: one of new_cache().
