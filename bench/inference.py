@@ -8,8 +8,9 @@ import sys
 from ranks import BenchError, run
 
 OURS = sys.executable
-MODES = ["unshard_bf16", "unshard_w8a8", "unshard_gguf", "transformers_bf16"]
-NAMES = {"unshard_bf16": "Unshard bf16", "unshard_w8a8": "Unshard W8A8", "unshard_gguf": "Unshard, the GGUF's Q4_1",
+MODES = ["unshard_bf16", "unshard_bf16_half", "unshard_w8a8", "unshard_gguf", "transformers_bf16"]
+NAMES = {"unshard_bf16": "Unshard bf16", "unshard_bf16_half": "Unshard bf16, half of the weights from disk",
+         "unshard_w8a8": "Unshard W8A8", "unshard_gguf": "Unshard, the GGUF's Q4_1",
          "transformers_bf16": "transformers bf16", "llama_cpp": "llama.cpp, Q4_1"}
 BATCHES = ("1", "8", "32")
 
@@ -49,9 +50,18 @@ def question(peers, failures, rounds, say):
 
 
 def summary(runs):
-    return {"decode": {batch: statistics.median(one["decode"][batch] for one in runs) for batch in BATCHES if batch in runs[0]["decode"]},
+    return {**disk_summary(runs),
+            "decode": {batch: statistics.median(one["decode"][batch] for one in runs) for batch in BATCHES if batch in runs[0]["decode"]},
             "prefill": statistics.median(one["prefill"] for one in runs), "load_s": statistics.median(one["load_s"] for one in runs),
             "weight_bytes": runs[0]["weight_bytes"]}
+
+
+def disk_summary(runs):
+    if "from_disk" not in runs[0]:
+        return {}
+    return {"from_disk": {batch: [statistics.median(one["from_disk"][batch][i] for one in runs) for i in range(2)]
+                          for batch in runs[0]["from_disk"]},
+            "dd_gbps": statistics.median(one["dd_gbps"] for one in runs)}
 
 
 def read_bandwidth():
@@ -95,4 +105,12 @@ def tables(result, table):
         rows.append([NAMES[mode], *decode, f"{one['prefill']:.0f}", f"{one['load_s']:.1f}", megabytes])
     return ["### Generating with SmolLM2-135M, 2 threads, tokens a second",
             table(["", "decoding, batch 1", "batch 8", "batch 32", "prefill of 1,024", "loads in s", "MB of weights"], rows),
-            f"Two threads read {result['read_gbps']:.1f} GB/s."]
+            f"Two threads read {result['read_gbps']:.1f} GB/s." + disk_words(result.get("unshard_bf16_half"))]
+
+
+def disk_words(half):
+    if not half:
+        return ""
+    parts = [f"{gbps:.1f} GB/s and {wait:.0%} at batch {batch}" for batch, (gbps, wait) in half["from_disk"].items()]
+    return (f" With memory for half of the weights the others are read from disk in each step: {', '.join(parts)} (GB/s read, share of "
+            f"the time that waits for it); `dd iflag=direct` reads {half['dd_gbps']:.1f} GB/s of the same file.")
