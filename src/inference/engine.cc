@@ -40,7 +40,7 @@ struct Engine::Impl {
     try {
       workers = std::make_unique<Workers>(options.threads);
       // Enough for products to be bound by arithmetic, and few enough that a step with a prompt in it is little longer than one without.
-      if (options.step_tokens == 0) options.step_tokens = options.device == "cpu" ? 32 * workers->count() : kDeviceStepTokens;
+      if (options.step_tokens == 0) options.step_tokens = options.device == "cpu" ? 40 * workers->count() : kDeviceStepTokens;
       runner = std::make_unique<Runner>(open_model(path), options, *workers, peers, other_devices);
       if (!peers || peers->rank() == 0) speculator = make_speculator(options, *runner, *workers);  // rank 0 alone decides on guesses
     } catch (...) {

@@ -73,7 +73,7 @@ void EngineOptions::validate() const {
   from("threads", threads, 0, 4096, "0 (the processor's cores) to 4096");
   from("kv_cache_tokens", kv_cache_tokens, 0, kMany, "0 (as many as fit in kv_cache_bytes) to 2^30");
   if (kv_cache_tokens == 0) from("kv_cache_bytes", kv_cache_bytes, 1, std::int64_t{1} << 46, "1 to 2^46 where kv_cache_tokens is 0");
-  from("step_tokens", step_tokens, 0, kMany, "0 (32 a thread) to 2^30");
+  from("step_tokens", step_tokens, 0, kMany, "0 (40 a thread) to 2^30");
   from("max_sequences", max_sequences, 1, kMany, "1 to 2^30");
   from("max_waiting", max_waiting, 1, kMany, "1 to 2^30");
   from("max_context", max_context, 0, kMany, "0 (the model's own) to 2^30");

@@ -7,6 +7,7 @@
 
 #include "inference/model/decoder.h"
 #include "inference/model/step_model.h"
+#include "inference/model/token_cost.h"
 #include "inference/open_model.h"
 
 namespace unshard::inference {
@@ -20,6 +21,8 @@ class Runner {
   ~Runner();
 
   const ModelInfo& info() const { return info_; }
+  /// As SchedulerOptions has it. 0 where a step takes as long whatever is in it: it waits for the disk, or for another device.
+  std::int64_t look_back() const { return stream() != nullptr || options_.device != "cpu" ? 0 : look_back_tokens(model_->config()); }
   std::int64_t kv_blocks() const { return cache_->blocks(); }
   const WeightStream* stream() const { return model_->stream(); }  ///< null: all weights are in memory
   using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;

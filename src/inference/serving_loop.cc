@@ -18,6 +18,7 @@ SchedulerOptions scheduler_options(const Runner& runner, const EngineOptions& op
   return {.blocks = runner.kv_blocks(),
           .block_tokens = kBlockTokens,
           .step_tokens = options.step_tokens,
+          .look_back_tokens = runner.look_back(),
           .max_sequences = options.max_sequences,
           .share_prefixes = options.share_prefixes};
 }

@@ -35,7 +35,7 @@ struct EngineOptions {
   std::int64_t threads = 0;          ///< workers that compute; 0: the processor's cores
   std::int64_t kv_cache_tokens = 0;  ///< tokens that the KV cache holds; 0: as many as fit in kv_cache_bytes
   std::int64_t kv_cache_bytes = std::int64_t{1} << 30;  ///< used where kv_cache_tokens is 0
-  std::int64_t step_tokens = 0;      ///< tokens that one step computes at most (Dynamic SplitFuse's budget); 0: 32 a thread
+  std::int64_t step_tokens = 0;      ///< tokens that one step computes at most (Dynamic SplitFuse's budget); 0: 40 a thread
   std::int64_t max_sequences = 256;  ///< that run at once
   std::int64_t max_waiting = 1024;   ///< requests that may wait; more are refused with Overloaded
   std::int64_t max_context = 0;      ///< tokens of prompt and output together; 0: the model's own

@@ -18,7 +18,7 @@ def _engine_options(parser):
     group.add_argument("--kv-dtype", choices=("auto", "fp32", "bf16", "int8"),
                        help="of the KV cache (default auto: bf16, or fp32 beside fp32)")
     group.add_argument("--threads", type=_positive, metavar="N", help="that compute (default: the processor's cores)")
-    group.add_argument("--step-tokens", type=_positive, metavar="N", help="that one step computes at most (default 32 a thread)")
+    group.add_argument("--step-tokens", type=_positive, metavar="N", help="that one step computes at most (default 40 a thread)")
     group.add_argument("--kv-cache-tokens", type=_positive, metavar="N", help="that the KV cache holds (default: as many as fit in 1 GiB)")
     group.add_argument("--max-sequences", type=_positive, metavar="N", help="that are computed at once (default 256)")
     group.add_argument("--max-waiting", type=_positive, metavar="N", help="requests that may wait; more get a 429 (default 1024)")

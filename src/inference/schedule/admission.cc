@@ -40,6 +40,12 @@ void ScheduleState::share_prefix(Sequence& sequence) {
   sequence.computed = static_cast<std::int64_t>(sequence.blocks.size()) * size;
 }
 
+/// Tokens that others computed for this sequence too: it didn't wait while they did.
+void ScheduleState::count_shared(Sequence& sequence, std::int64_t tokens) {
+  shared_tokens_ += tokens;
+  sequence.since = std::min(prompt_tokens_, sequence.since + tokens);
+}
+
 /// What others have computed since this sequence was admitted: their blocks take the place of its own.
 void ScheduleState::share_more(Sequence& sequence) {
   const std::int64_t size = options_.block_tokens, most = (sequence.length() - 1) / size;
@@ -48,8 +54,9 @@ void ScheduleState::share_more(Sequence& sequence) {
     const std::int32_t block = index_.find(next);
     if (block == PrefixIndex::kNone) return;
     share_next(sequence, next, block);
-    const std::int64_t computed = std::max(sequence.computed, sequence.indexed * size);
-    shared_tokens_ += computed - std::exchange(sequence.computed, computed);
+    const std::int64_t more = std::max<std::int64_t>(0, sequence.indexed * size - sequence.computed);
+    sequence.computed += more;
+    count_shared(sequence, more);
   }
 }
 
@@ -97,7 +104,7 @@ bool ScheduleState::admit(Sequence& sequence) {
       copies_.emplace_back(parent->blocks[static_cast<std::size_t>(shared)], sequence.blocks[static_cast<std::size_t>(shared)]);
     }
   }
-  shared_tokens_ += sequence.computed;
+  count_shared(sequence, sequence.computed);
   sequence.parent.reset();
   waiting_.erase(&sequence);
   sequence.place = Place::running;
@@ -115,7 +122,7 @@ void ScheduleState::admit_waiting() {
 /// blocks to host memory instead would hook in here and in admit(): copies out, a Place of its own, copies in.
 void ScheduleState::preempt_worst() {
   Sequence& worst = *running_.back();
-  budget_ += worst.scheduled;
+  budget_ += worst.scheduled * token_cost_;
   std::erase(scheduled_, &worst);
   stop_running(worst);
   wait(worst);

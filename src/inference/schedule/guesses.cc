@@ -21,22 +21,28 @@ std::int64_t ScheduleState::most_guesses(SequenceId id) const {
 }
 
 std::int64_t ScheduleState::spare_tokens() const {
-  std::int64_t spare = options_.step_tokens;
-  for (const Sequence* sequence : running_) spare -= std::min(spare, sequence->remaining());
-  return spare;
+  std::int64_t spare = options_.step_tokens * token_cost_;
+  for (const Sequence* sequence : running_) {
+    const std::int64_t tokens = sequence->remaining();
+    spare -= tokens == 1 ? token_cost_ : tokens * prompt_token_cost(*sequence);
+  }
+  return std::max<std::int64_t>(0, spare / token_cost_);
 }
 
-/// The last part of next(): what is left of the budget, in even parts, as the first guesses of a sequence are likelier than its last.
+/// The last part of next(): what is left of the budget, in even parts, as the first guesses of a sequence are likelier than its last. A
+/// guess costs what a single token does.
 void ScheduleState::schedule_guesses() {
+  const bool nobody_waits = std::ranges::all_of(running_, [](const Sequence* each) { return each->remaining() == 0; });
+  std::int64_t left = nobody_waits ? budget_ / token_cost_ : 0;
   std::int64_t guessed = std::ranges::count_if(running_, [](const Sequence* each) { return !each->guesses.empty(); });
   for (std::size_t i = 0; guessed > 0; ++i) {
     if (running_[i]->guesses.empty()) continue;
-    take_guesses(*running_[i], budget_ / guessed--);
+    left -= take_guesses(*running_[i], left / guessed--);
   }
 }
 
-/// At most `most` of a sequence's guesses, as many as unused blocks hold. The others are forgotten.
-void ScheduleState::take_guesses(Sequence& sequence, std::int64_t most) {
+/// At most `most` of a sequence's guesses, as many as unused blocks hold. The others are forgotten. \return how many
+std::int64_t ScheduleState::take_guesses(Sequence& sequence, std::int64_t most) {
   UNSHARD_DCHECK(sequence.wants_token(), "sequence ", sequence.id, " has guesses and lacks a token");
   std::int64_t drafts = std::min(most, sequence.drafts());
   const auto room = [&] { return static_cast<std::int64_t>(sequence.blocks.size()) * options_.block_tokens - sequence.length(); };
@@ -47,7 +53,8 @@ void ScheduleState::take_guesses(Sequence& sequence, std::int64_t most) {
   }
   drafts = std::min(drafts, room());
   sequence.guesses.resize(static_cast<std::size_t>(drafts));
-  budget_ -= drafts;
+  budget_ -= drafts * token_cost_;
+  return drafts;
 }
 
 /// After a step: no more blocks than the sequence's tokens need.

@@ -14,19 +14,26 @@
 //    before it began to wait; these end, as they progress and have max_tokens.
 //  - Sequences of strictly worse priority are preempted for a waiting one where that makes it fit, and not otherwise.
 //
-// [Note: how prompts share a step] What single tokens leave of the budget, B, goes to prompts: those of the best priority first. Of one
-// priority the oldest (first come) is sure of a quarter of B, and all else goes to the shortest first: those that lack the fewest tokens,
-// and then those that came first. All who wait and find a place are admitted before, whether or not any budget is left for them.
-//  - A short prompt doesn't wait for long ones: a prompt gets its first token in the step that admits it if it, the prompts of its priority
-//    that lack no more tokens than it, and those of better priorities lack at most three quarters of B together. It is admitted in the
-//    first step after it came, unless places or blocks are lacking: within two steps' time, that is.
-//  - A long prompt doesn't starve: of R tokens, it is done within 4 R / B steps once it is the oldest of its priority, whatever comes after
-//    it. B is at least 1, as at most step_tokens sequences run.
-//  - Of equal prompts that come together one is computed, as it is the oldest and the shortest; the others share its blocks as these fill.
+// [Note: how prompts share a step] All who wait and find a place are admitted, whether or not any budget is left for them. What single
+// tokens leave of the budget, B, goes to prompts: those of the best priority first. Of one priority the oldest (first come) is sure of a
+// quarter of B, and of one token at least; all else goes to those that are due first. Due first are those that lack the fewest tokens, but
+// four tokens computed of others' prompts while a prompt waits count as one less that it lacks: none is overtaken for long.
+//  - Short prompts don't wait for long ones: a prompt gets its first token in the step that admits it if it and those due no later (of its
+//    priority, and all of better ones) lack at most three quarters of B together. So it is beside one long prompt that lacks more, if it
+//    fits in three quarters of B. And it is admitted in the first step after it came, unless places or blocks are lacking: its first token
+//    comes within two steps' time.
+//  - No prompt starves: while it is the oldest of its priority it gets its share in every step, whatever comes after it, and those before
+//    it end. B is at least 1, as at most step_tokens sequences run.
+//  - Of equal prompts that come together one is computed, as it is the oldest and due first; the others share its blocks as these fill.
 //
-// [Note: when a step stays below its budget] Only if after it: every running sequence computes all the tokens it has, and the first waiting
-// one (if any) found no place: min(max_sequences, step_tokens) run already, or too few blocks are available. It isn't tried again before
-// blocks or a place were given back.
+// [Note: what a token costs] A single token or a guess costs 1 of the budget. A prompt's token costs 1 + (tokens before its chunk) /
+// look_back_tokens: attention makes late chunks of long prompts slower, and the time between two tokens of those that run is to be even.
+// So a step never has more than step_tokens tokens, and fewer where it computes late parts of long prompts. (What single tokens look back
+// on isn't counted: it changes little from step to step, and could leave nothing to prompts.)
+//
+// [Note: when a step stays below its budget] Only if every running sequence computes all the tokens it has. The first waiting one (if any)
+// found no place: min(max_sequences, step_tokens) run already, or too few blocks are available. It isn't tried again before blocks or a
+// place were given back.
 #include <set>
 #include <unordered_map>
 
@@ -70,21 +77,25 @@ class ScheduleState {
   bool make_room(const Sequence& sequence, std::int64_t blocks);
   void share_prefix(Sequence& sequence);
   void share_more(Sequence& sequence);
+  void count_shared(Sequence& sequence, std::int64_t tokens);
   const Sequence* parent_to_share(const Sequence& sequence) const;
   void preempt_worst();
 
   // step.cc
-  void schedule(Sequence& sequence, std::int64_t tokens);
+  void schedule(Sequence& sequence, std::int64_t tokens, std::int64_t cost);
+  void schedule_prompt(Sequence& prompt, std::int64_t budget);
   void schedule_single_tokens();
   bool ensure_block(Sequence& sequence);
   void schedule_prompts();
   void share_budget(std::vector<Sequence*>& prompts);
-  static std::int64_t oldest_share(std::int64_t budget) { return (budget + 3) / 4; }
+  std::int64_t prompt_token_cost(const Sequence& prompt) const {
+    return options_.look_back_tokens == 0 ? token_cost_ : token_cost_ + prompt.computed;
+  }
   Chunk chunk_of(const Sequence& sequence) const;
 
   // guesses.cc
   void schedule_guesses();
-  void take_guesses(Sequence& sequence, std::int64_t most);
+  std::int64_t take_guesses(Sequence& sequence, std::int64_t most);
   void give_back_blocks_of_guesses(Sequence& sequence);
 
   // finish.cc
@@ -99,6 +110,7 @@ class ScheduleState {
   void check_blocks() const;
 
   SchedulerOptions options_;
+  std::int64_t token_cost_;  ///< of a single token, in the budget's unit
   std::int64_t max_running_;
   BlockPool pool_;
   PrefixIndex index_;
@@ -108,7 +120,8 @@ class ScheduleState {
   std::vector<Sequence*> scheduled_;  ///< chunks of the step under way, in their order
   std::vector<std::pair<std::int32_t, std::int32_t>> copies_;
   std::vector<std::int32_t> leaving_;  ///< scratch of make_room(): users that a block would lose, by block
-  std::int64_t budget_ = 0;            ///< what is left of the step being planned
+  std::int64_t budget_ = 0;            ///< what is left of the step being planned, token_cost_ for each of step_tokens
+  std::int64_t prompt_tokens_ = 0;     ///< of prompts that were scheduled
   std::int64_t arrivals_ = 0, held_ = 0, ended_ = 0, preemptions_ = 0, shared_tokens_ = 0;
   std::int64_t openings_ = 0;          ///< times blocks or a place may have become available
   const Sequence* refused_ = nullptr;  ///< the waiting sequence that found no place when openings_ was refused_at_

@@ -7,6 +7,7 @@
 // those that are right aren't accepted.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -69,7 +70,8 @@ class ScheduleWorld {
   }
   /// One step with all its checks. \param removals  sequences removed while it is under way
   void step(int removals = 0) {
-    const std::set<const Sequence*> ran(view().running().begin(), view().running().end());
+    Ran ran;
+    for (const Sequence* now : view().running()) ran[now] = now->computed;
     const Step step = state_.next();
     state_.check();
     check_promises(step, ran);
@@ -106,6 +108,8 @@ class ScheduleWorld {
     std::uint64_t salt = 0;
   };
 
+  using Ran = std::map<const Sequence*, std::int64_t>;  ///< those that ran before a step, and what of them was computed
+
   static std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
     std::uint64_t x = (a ^ (b + 0x1234567)) * 0x9e3779b97f4a7c15U;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93U;
@@ -127,6 +131,7 @@ class ScheduleWorld {
     for (const Token token : prompt) append(track, token);
     verified_.insert(track.prefix.begin(), track.prefix.end());
     tracks_[id] = std::move(track);
+    since_[id] = prompt_tokens_;
     solo_[id] = tracks_[id];
     for (std::int64_t i = 0; i < max_tokens; ++i) append(solo_[id], answer(solo_[id].prefix.back(), id));
   }
@@ -230,7 +235,7 @@ class ScheduleWorld {
     }
   }
 
-  void check_promises(const Step& step, const std::set<const Sequence*>& ran) {
+  void check_promises(const Step& step, const Ran& ran) {
     std::int64_t tokens = 0, guesses = 0;
     for (const Chunk& chunk : step.chunks) {
       const auto n = static_cast<std::int64_t>(chunk.tokens.size());
@@ -244,9 +249,7 @@ class ScheduleWorld {
     ASSERT_LE(tokens + guesses, options_.step_tokens);
     ASSERT_TRUE(tokens > 0 || tracks_.empty()) << "nothing to do although sequences are there";
     full_steps += tokens == options_.step_tokens;
-    if (tokens < options_.step_tokens) {
-      for (const Sequence* now : view().running()) ASSERT_EQ(now->remaining(), 0);
-    }
+    ASSERT_TRUE(guesses == 0 || std::ranges::all_of(view().running(), [](const auto* now) { return now->remaining() == 0; }));
     ASSERT_NO_FATAL_FAILURE(check_nothing_more_fits());
     ASSERT_NO_FATAL_FAILURE(check_shares(ran));
     ASSERT_NO_FATAL_FAILURE(check_best_computes());
@@ -257,29 +260,42 @@ class ScheduleWorld {
     }
   }
   /// Single tokens are never held back by prompts, and [Note: how prompts share a step], claim by claim.
-  void check_shares(const std::set<const Sequence*>& ran) {
+  void check_shares(const Ran& ran) {
     std::map<std::int64_t, std::vector<const Sequence*>> prompts;  // by priority, the oldest first
-    std::int64_t budget = options_.step_tokens;
+    const std::int64_t unit = std::max<std::int64_t>(options_.look_back_tokens, 1);
+    std::int64_t budget = options_.step_tokens * unit;
     for (const Sequence* now : view().running()) {
+      const std::int64_t shared = now->computed - (ran.contains(now) ? ran.at(now) : 0);
+      since_.at(now->id) = std::min(prompt_tokens_, since_.at(now->id) + shared);
       if (ran.contains(now) && now->remaining() == 1) {
         ASSERT_GT(now->scheduled, 0) << "sequence " << now->id << " lacked one token, or was cut to it";
       }
       if (now->scheduled == 1 && now->remaining() == 0 && ran.contains(now)) {
-        --budget;
+        budget -= unit;
       } else if (now->scheduled + now->remaining() > 0) {
         prompts[now->priority].push_back(now);
       }
     }
+    const auto due = [&](const Sequence* prompt) { return since_.at(prompt->id) + 4 * lacked(prompt); };
+    const auto cost = [&](const Sequence* prompt) { return unit + (options_.look_back_tokens == 0 ? 0 : prompt->computed); };
     for (const auto& [priority, group] : prompts) {
-      const std::int64_t share = (budget + 3) / 4;
-      ASSERT_GE(group.front()->scheduled, std::min(share, lacked(group.front()))) << "the oldest got less than its share";
+      const std::int64_t share = std::min(budget, std::max(budget / 4, unit));
+      const std::int64_t sure = std::max<std::int64_t>(share / cost(group.front()), budget >= unit);
+      ASSERT_GE(group.front()->scheduled, std::min(sure, lacked(group.front()))) << "the oldest got less than its share";
       for (const Sequence* now : group) {
-        std::int64_t shorter = 0;
-        for (const Sequence* other : group) shorter += lacked(other) <= lacked(now) ? lacked(other) : 0;
-        ASSERT_TRUE(shorter > budget - share || now->remaining() == 0) << "sequence " << now->id << " waits for longer ones";
+        std::int64_t earlier = 0;
+        for (const Sequence* other : group) earlier += due(other) <= due(now) ? lacked(other) * cost(other) : 0;
+        ASSERT_TRUE(earlier > budget - share || now->remaining() == 0) << "sequence " << now->id << " waits for later ones";
         prompts_at_once += now->remaining() == 0 && now != group.front();
       }
-      for (const Sequence* now : group) budget -= now->scheduled;
+      for (const Sequence* now : group) {
+        budget -= std::min(budget, now->scheduled * cost(now));
+        prompt_tokens_ += now->scheduled;
+        since_.at(now->id) += now->scheduled;
+      }
+    }
+    for (const auto& [priority, group] : prompts) {
+      for (const Sequence* now : group) ASSERT_TRUE(budget < cost(now) || now->remaining() == 0) << "a token more was paid for";
     }
   }
   static std::int64_t lacked(const Sequence* sequence) { return sequence->scheduled + sequence->remaining(); }
@@ -323,6 +339,8 @@ class ScheduleWorld {
   std::unordered_set<std::uint64_t> verified_;  ///< hashes of all prefixes of prompts and chosen tokens
   std::mt19937 random_;
   SequenceId last_id_ = 0;
+  std::int64_t prompt_tokens_ = 0;
+  std::map<SequenceId, std::int64_t> since_;
 };
 
 }  // namespace unshard::inference

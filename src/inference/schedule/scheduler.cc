@@ -16,12 +16,14 @@ void check_options(const SchedulerOptions& o) {
   positive("block_tokens", o.block_tokens);
   positive("step_tokens", o.step_tokens);
   positive("max_sequences", o.max_sequences);
+  require(o.look_back_tokens >= 0, "[inference.schedule] look_back_tokens is ", o.look_back_tokens, "; 0 (no cost) or more is needed");
 }
 
 }  // namespace
 
 ScheduleState::ScheduleState(const SchedulerOptions& options, std::uint64_t hash_mask)
     : options_((check_options(options), options)),
+      token_cost_(std::max<std::int64_t>(options.look_back_tokens, 1)),
       max_running_(std::min(options.max_sequences, options.step_tokens)),
       pool_(options.blocks),
       index_(options.blocks, options.block_tokens, hash_mask),
@@ -38,6 +40,7 @@ Sequence& ScheduleState::create(SequenceId id) {
   at->second = std::make_unique<Sequence>();
   at->second->id = id;
   at->second->arrival = arrivals_++;
+  at->second->since = prompt_tokens_;
   return *at->second;
 }
 

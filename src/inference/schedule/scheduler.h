@@ -26,6 +26,9 @@ struct SchedulerOptions {
   std::int64_t blocks = 0;  ///< KV blocks there are
   std::int64_t block_tokens = 16;
   std::int64_t step_tokens = 512;  ///< tokens of a step, at most
+  /// A prompt's token with this many before it costs as much of step_tokens as two with none, as it looks back at all of them; so steps
+  /// take equally long, wherever in its prompt a chunk is. 0: looking back costs nothing.
+  std::int64_t look_back_tokens = 0;
   std::int64_t max_sequences = 256;
   bool share_prefixes = true;
 };

@@ -15,7 +15,7 @@ using namespace unshard::inference;
 /// Median, 99th percentile and maximum in microseconds of next() + finish_step().
 void measure(const char* name, std::int64_t prompt, std::int64_t arrivals_per_step) {
   constexpr std::int64_t kRunning = 256, kSteps = 500, kMost = 600;
-  Scheduler scheduler({kRunning * 2 * (prompt + kMost) / 16, 16, 2048, kRunning, true});
+  Scheduler scheduler({.blocks = kRunning * 2 * (prompt + kMost) / 16, .step_tokens = 2048, .max_sequences = kRunning});
   std::mt19937 random(1);
   SequenceId last = 0;
   const auto add = [&] {

@@ -32,6 +32,7 @@ void run_program(std::uint32_t seed, std::uint64_t hash_mask, Totals& totals) {
   options.block_tokens = between(random, 1, 5);
   options.step_tokens = between(random, 1, random() % 2 ? 6 : 40);
   options.max_sequences = between(random, 1, 8);
+  options.look_back_tokens = random() % 2 ? 0 : between(random, 1, 40);
   options.share_prefixes = random() % 4 != 0;
   const int priorities = random() % 2 ? 1 : 3, forks = random() % 2 ? 0 : 3, removals = random() % 2 ? 0 : 2, guesses = random() % 2;
   ScheduleWorld world(options, hash_mask, seed);

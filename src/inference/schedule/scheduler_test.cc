@@ -23,7 +23,9 @@ std::vector<Token> prompt_of(std::int64_t n, Token first = 0) {
   std::iota(tokens.begin(), tokens.end(), first);
   return tokens;
 }
-SchedulerOptions options_of(std::int64_t blocks, std::int64_t step_tokens) { return {blocks, 4, step_tokens, 8, true}; }
+SchedulerOptions options_of(std::int64_t blocks, std::int64_t step_tokens) {
+  return {.blocks = blocks, .block_tokens = 4, .step_tokens = step_tokens, .max_sequences = 8};
+}
 /// Token 100 for each chunk that wants one.
 void finish(Scheduler& scheduler, const Step& step) {
   std::vector<Chosen> chosen;
@@ -97,7 +99,7 @@ TEST(Scheduler, AShortPromptIsComputedAtOnceBesideALongOneWhichKeepsItsShare) {
   scheduler.add({3, prompt_of(18, 4000), 5, 0, 0});
   scheduler.add({4, prompt_of(18, 5000), 5, 0, 0});
   const Step step = run(scheduler);
-  EXPECT_THAT(ids(step), ElementsAre(1, 3, 4, 2));  // the oldest's quarter; then the shortest first
+  EXPECT_THAT(ids(step), ElementsAre(1, 3, 4, 2));  // the oldest's quarter; then those due first
   EXPECT_THAT(sizes(step), ElementsAre(16, 18, 18, 12));
   EXPECT_TRUE(step.chunks[1].wants_token);
   EXPECT_TRUE(step.chunks[2].wants_token);

@@ -19,6 +19,9 @@ enum class Place {
   ended,    ///< removed, but the step under way still uses its blocks
 };
 
+/// So many tokens that were computed of others while a prompt waits count as one less that it lacks.
+inline constexpr std::int64_t kPatience = 4;
+
 struct Sequence {
   SequenceId id = 0;
   std::vector<Token> tokens;  ///< prompt, then what was generated
@@ -26,6 +29,7 @@ struct Sequence {
   std::int64_t max_tokens = 0;
   std::int64_t priority = 0;
   std::int64_t arrival = 0;  ///< counts up over all sequences
+  std::int64_t since = 0;    ///< tokens of prompts that had been scheduled then, and since then for it
   std::uint64_t salt = 0;
   std::optional<SequenceId> parent;  ///< of a fork that has not been admitted yet
   std::vector<Sequence*> held_forks;
@@ -43,6 +47,7 @@ struct Sequence {
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t drafts() const { return scheduled > 0 ? static_cast<std::int64_t>(guesses.size()) : 0; }
   std::int64_t remaining() const { return length() - computed - scheduled; }
+  std::int64_t due() const { return since + kPatience * remaining(); }  ///< see [Note: how prompts share a step]
   bool wants_token() const { return scheduled > 0 && remaining() == 0; }
 };
 

@@ -8,7 +8,7 @@ namespace unshard::inference {
 
 Step ScheduleState::next() {
   UNSHARD_DCHECK(!under_way_, "next() before finish_step() of the step under way");
-  budget_ = options_.step_tokens;
+  budget_ = options_.step_tokens * token_cost_;
   for (Sequence* sequence : running_) {
     if (sequence->remaining() > 1) share_more(*sequence);
   }
@@ -18,24 +18,36 @@ Step ScheduleState::next() {
   schedule_guesses();
   Step step;
   step.chunks.reserve(scheduled_.size());
-  for (const Sequence* sequence : scheduled_) step.chunks.push_back(chunk_of(*sequence));
+  for (const Sequence* sequence : scheduled_) {
+    step.chunks.push_back(chunk_of(*sequence));
+    step.tokens += static_cast<std::int64_t>(step.chunks.back().tokens.size());
+  }
   step.copies = std::exchange(copies_, {});
-  step.tokens = options_.step_tokens - budget_;
   under_way_ = !scheduled_.empty();
   return step;
 }
 
-void ScheduleState::schedule(Sequence& sequence, std::int64_t tokens) {
+void ScheduleState::schedule(Sequence& sequence, std::int64_t tokens, std::int64_t cost) {
   if (sequence.scheduled == 0) scheduled_.push_back(&sequence);
   sequence.scheduled += tokens;
-  budget_ -= tokens;
+  budget_ -= cost;
+}
+
+/// As much of a prompt as `budget` pays for, where it has a token's worth one token at least.
+void ScheduleState::schedule_prompt(Sequence& prompt, std::int64_t budget) {
+  const std::int64_t cost = prompt_token_cost(prompt);
+  const std::int64_t paid = std::max<std::int64_t>(budget / cost, budget >= token_cost_), tokens = std::min(paid, prompt.remaining());
+  if (tokens == 0) return;
+  prompt_tokens_ += tokens;
+  prompt.since += tokens;
+  schedule(prompt, tokens, std::min(tokens * cost, budget));
 }
 
 /// Sequences that lack one token, best first. At most max_running_ <= step_tokens of them: the budget is enough.
 void ScheduleState::schedule_single_tokens() {
   for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption takes from the end
     Sequence& sequence = *running_[i];
-    if (sequence.remaining() == 1 && ensure_block(sequence)) schedule(sequence, 1);
+    if (sequence.remaining() == 1 && ensure_block(sequence)) schedule(sequence, 1, token_cost_);
   }
 }
 
@@ -71,12 +83,9 @@ void ScheduleState::schedule_prompts() {
 /// \param prompts  of one priority, the oldest first; sorted here
 void ScheduleState::share_budget(std::vector<Sequence*>& prompts) {
   Sequence& oldest = *prompts.front();
-  std::ranges::stable_sort(prompts, {}, &Sequence::remaining);
-  schedule(oldest, std::min(oldest_share(budget_), oldest.remaining()));
-  for (Sequence* prompt : prompts) {
-    const std::int64_t tokens = std::min(budget_, prompt->remaining());
-    if (tokens > 0) schedule(*prompt, tokens);
-  }
+  std::ranges::stable_sort(prompts, {}, &Sequence::due);
+  schedule_prompt(oldest, std::min(budget_, std::max(budget_ / 4, token_cost_)));
+  for (Sequence* prompt : prompts) schedule_prompt(*prompt, budget_);
 }
 
 Chunk ScheduleState::chunk_of(const Sequence& sequence) const {
