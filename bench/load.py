@@ -3,7 +3,7 @@
 Each client asks, waits for the whole answer as it streams, and asks again: short and long prompts (of text that is on every machine),
 short and long answers, greedy. Reported, for each number of clients: tokens a second, requests a second, and the 50th, 95th and 99th
 percentile of the time to the first token and between two tokens. Then: the first token of a short prompt while a prompt of 2,000 tokens is
-computed.
+computed, in ms and in the time that a step takes meanwhile.
 """
 import argparse
 import asyncio
@@ -82,17 +82,32 @@ async def crowd(port, clients, seconds):
             "first": [times[0] for times in found], "between": [b - a for times in found for a, b in zip(times, times[1:])]}
 
 
-async def beside_a_long_prompt(port):
-    """(seconds to the first token of a short prompt alone, and while 2,000 tokens are computed)"""
+async def counters(port):
+    """(steps of the engine so far, seconds in them)"""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        values = dict(line.rsplit(" ", 1) for line in (await reader.read()).decode().splitlines() if line.startswith("unshard_"))
+        return float(values["unshard_steps_total"]), float(values["unshard_busy_seconds_total"])
+    finally:
+        writer.close()
+
+
+async def beside_a_long_prompt(port, rounds=9):
+    """Seconds to the first token of a short prompt (about 30 tokens): [alone], [while 2,000 tokens are computed], [a step of these]."""
     text = pathlib.Path(random.__file__).read_text()[:6600]
-    alone, beside = [], []
-    for i in range(5):
-        alone.append((await ask(port, f"{i}. The sea is", 1))[0])
+    question = " What would a sailor write home about the sea, the sky and the wind in the winter, before the long night comes and all the"
+    alone, beside, steps = [], [], []
+    for i in range(rounds):
+        alone.append((await ask(port, f"{2 * i}.{question}", 1))[0])
+        steps_before, busy_before = await counters(port)
         long = asyncio.create_task(ask(port, f"{i} {text}", 1))
         await asyncio.sleep(0.15)
-        beside.append((await ask(port, f"{i}. The sky is", 1))[0])
+        beside.append((await ask(port, f"{2 * i + 1}.{question}", 1))[0])
         await long
-    return statistics.median(alone), statistics.median(beside)
+        steps_after, busy_after = await counters(port)
+        steps.append((busy_after - busy_before) / (steps_after - steps_before))
+    return alone, beside, steps
 
 
 def percentiles(values):
@@ -136,8 +151,11 @@ def main():
             first, between = percentiles(result["first"]), percentiles(result["between"])
             print(f"{clients} clients, {result['seconds']:.0f} s: {result['tokens_s']:.0f} tokens/s, {result['requests_s']:.1f} requests/s;"
                   f" first token {said(first)}; between tokens {said(between)} (P95 is {between[1] / between[0]:.2f} of P50)", flush=True)
-        alone, beside = asyncio.run(beside_a_long_prompt(server.port))
-        print(f"first token of a short prompt: {alone * 1000:.0f} ms alone, {beside * 1000:.0f} ms while 2,000 tokens are computed")
+        alone, beside, step = asyncio.run(beside_a_long_prompt(server.port))
+        in_steps = [one / of for one, of in zip(beside, step)]
+        alone, beside, step = (1000 * statistics.median(each) for each in (alone, beside, step))
+        print(f"first token of a short prompt: {alone:.0f} ms alone, {beside:.0f} ms while 2,000 tokens are computed in steps of"
+              f" {step:.0f} ms: {statistics.median(in_steps):.1f} steps' time (at most {max(in_steps):.1f})")
     finally:
         server.end()
     if options.plot:
