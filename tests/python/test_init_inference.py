@@ -75,6 +75,40 @@ def test_what_generate_has_and_the_engine_has_not_is_named(options, says, tmp_pa
     engine.destroy()
 
 
+class Doubling(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def double(module, *_):
+    return None
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda m: m.model.layers[1].register_forward_hook(double), "'model.layers.1' .LlamaDecoderLayer. has a forward hook .double"),
+    (lambda m: m.model.register_forward_pre_hook(double), "'model' .LlamaModel. has a forward pre-hook"),
+    (lambda m: setattr(m.model.norm, "forward", lambda x: x), "'model.norm' .LlamaRMSNorm. has a forward.. that was put"),
+    (lambda m: setattr(m.model.layers[0].mlp, "up_proj", Doubling(64, 96, bias=False)), "up_proj' .Doubling. has a forward.. of"),
+    (lambda m: setattr(m.model, "norm", torch.nn.LayerNorm(64)), "'model.norm' .LayerNorm. isn't what transformers builds"),
+    (lambda m: delattr(m.model.layers[2], "mlp"), "has no 'model.layers.2.mlp'"),
+    (lambda m: m.model.add_module("extra", torch.nn.Linear(2, 2)), "'model.extra' .Linear. isn't what"),
+])
+def test_a_module_that_was_changed_is_not_computed_without_the_change(change, says, tmp_path):
+    model = save_tiny("llama", tmp_path)
+    change(model)
+    with pytest.raises(NotImplementedError, match=says):
+        injected(model)
+    deepspeed.init_inference(model, dtype=torch.float32)             # which runs the module itself
+
+
+def test_hooks_that_transformers_leaves_are_no_change(tmp_path):
+    model = save_tiny("llama", tmp_path)
+    model(ids(1, 4), output_hidden_states=True, output_attentions=True)
+    engine = injected(model)
+    assert engine(ids(1, 4)).logits.shape == (1, 4, 259)
+    engine.destroy()
+
+
 def test_without_kernels_the_module_runs_in_the_dtype(tmp_path):
     model = save_tiny("llama", tmp_path)
     engine = deepspeed.init_inference(model, dtype=torch.bfloat16)

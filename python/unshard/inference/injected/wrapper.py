@@ -8,7 +8,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from unshard.inference.injected import generation
+from unshard.inference.injected import generation, unchanged
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 _NO_MATTER = ("use_cache", "return_dict")          # of forward: no cache and no tuple comes back
@@ -98,6 +98,7 @@ class _Kernels:
         if not hasattr(module, "save_pretrained") or not hasattr(module, "config"):
             raise ValueError(f"[init_inference] replace_with_kernel_inject=True needs a Hugging Face model, and {type(module).__name__} "
                              "isn't one; leave it off")
+        unchanged.check(module)
         self._config, self._generation_owner = module.config, module
         comm = None
         if settings.tp_size > 1:
