@@ -32,7 +32,7 @@ void check_sampling(const SamplingOptions& s, std::int64_t vocab) {
   request(s.top_p > 0 && s.top_p <= 1, "top_p", s.top_p, "above 0, up to 1");
   request(s.top_k >= 0, "top_k", s.top_k, "0 (all) and above");
   request(s.min_p >= 0 && s.min_p < 1, "min_p", s.min_p, "0 to below 1");
-  request(s.repetition_penalty > 0 && std::isfinite(s.repetition_penalty), "repetition_penalty", s.repetition_penalty, "above 0, finite");
+  request(s.repetition_penalty >= 0.01 && s.repetition_penalty <= 100, "repetition_penalty", s.repetition_penalty, "0.01 to 100");
   request(s.presence_penalty >= -2 && s.presence_penalty <= 2, "presence_penalty", s.presence_penalty, "-2 to 2");
   request(s.frequency_penalty >= -2 && s.frequency_penalty <= 2, "frequency_penalty", s.frequency_penalty, "-2 to 2");
   require(s.logprobs >= -1 && s.logprobs <= vocab, "[inference.request] logprobs is ", s.logprobs, "; accepted: -1 (none) to ", vocab,

@@ -61,7 +61,7 @@ TEST(RequestOptions, EachWrongValueIsNamed) {
   }
   for (const double wrong : {0.0, 1.01, nan}) EXPECT_THAT(request_error([&](auto& o) { o.sampling.top_p = wrong; }), HasSubstr("top_p is"));
   for (const double wrong : {-0.1, 1.0, nan}) EXPECT_THAT(request_error([&](auto& o) { o.sampling.min_p = wrong; }), HasSubstr("min_p is"));
-  for (const double wrong : {0.0, -1.0, nan, infinity}) {
+  for (const double wrong : {0.0, -1.0, 1e-300, 1e300, nan, infinity}) {
     EXPECT_THAT(request_error([&](auto& o) { o.sampling.repetition_penalty = wrong; }), HasSubstr("repetition_penalty is"));
   }
   for (const double wrong : {-2.1, 2.1, nan}) {

@@ -144,6 +144,14 @@ def test_what_is_asked_for_reaches_the_engine(client, server):
         "logit_bias": {7: -100.0, 9: 5.0}, "logprobs": -1, "filters": []}
 
 
+def test_what_the_models_makers_recommend_is_the_default():
+    with serving(settings={"sampling": {"temperature": 0.25, "top_k": 7}}) as server:
+        for body in ({}, {"temperature": 1, "top_p": 0.5}, {"temperature": None}):
+            assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", **body}).status_code == 200
+        asked = [[options[name] for name in ("temperature", "top_k", "top_p")] for _, _, options in server.engine.submitted]
+        assert asked == [[0.25, 7, 1.0], [1.0, 7, 0.5], [0.25, 7, 1.0]]
+
+
 def test_models(client, server):
     assert [model.id for model in client.models.list()] == ["small"]
     assert client.models.retrieve("small").max_model_len == server.model.context
@@ -192,7 +200,8 @@ def wrong(response, status, param=None, code=None):
     ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 1}, "min_p"), ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 2.5}, "max_tokens"), ({"presence_penalty": 3}, "presence_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"), ({"seed": 2**63}, "seed"), ({"seed": 1.5}, "seed"), ({"stop": ""}, "stop"),
+    ({"repetition_penalty": 0}, "repetition_penalty"), ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+    ({"seed": 2**63}, "seed"), ({"seed": 1.5}, "seed"), ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 17}, "stop"), ({"stop": [1]}, "stop"), ({"logit_bias": {"x": 1}}, "logit_bias.x"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5"), ({"logit_bias": {"99999": 1}}, "logit_bias"), ({"temprature": 1}, "temprature"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
@@ -273,6 +282,15 @@ def test_a_body_that_is_too_large(http_client, chunked):
     body = b'{"prompt": "' + b"x" * (5 << 20) + b'"}'
     content = iter([body[:1 << 20]] * 5) if chunked else body
     wrong(http_client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"}), 413)
+
+
+def test_a_body_of_20_mb_gets_its_answer_too(server):
+    """From a client that reads nothing before it has sent everything."""
+    body = b'{"prompt": "' + b"x" * (20 << 20) + b'"}'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as plain:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        plain.sendall(head.encode() + body)
+        assert plain.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_prompt_beyond_the_context(http_client, server):

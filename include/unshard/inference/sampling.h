@@ -22,11 +22,12 @@ struct TokenFilter {
 };
 
 struct SamplingOptions {
-  double temperature = 1.0;           ///< 0: the likeliest token (greedy)
-  double top_p = 1.0;                 ///< (0, 1]: the fewest likeliest tokens whose probabilities reach it
-  std::int64_t top_k = 0;             ///< 0: all
-  double min_p = 0.0;                 ///< [0, 1): at least this share of the likeliest token's probability
-  double repetition_penalty = 1.0;    ///< > 0: logits of tokens in prompt or output are divided (positive) or multiplied (negative) by it
+  double temperature = 1.0;  ///< 0: the likeliest token (greedy)
+  double top_p = 1.0;        ///< (0, 1]: the fewest likeliest tokens whose probabilities reach it
+  std::int64_t top_k = 0;    ///< 0: all
+  double min_p = 0.0;        ///< [0, 1): at least this share of the likeliest token's probability
+  double repetition_penalty =
+      1.0;  ///< [0.01, 100]: logits of tokens in prompt or output are divided (positive) or multiplied (negative) by it
   double presence_penalty = 0.0;      ///< [-2, 2]: subtracted once from tokens in the output
   double frequency_penalty = 0.0;     ///< [-2, 2]: subtracted for each time a token is in the output
   std::optional<std::uint64_t> seed;  ///< the same tokens whatever else runs beside; nothing: a random one

@@ -83,7 +83,7 @@ class SamplingRequest(Strict):
     # Extensions, with the names that vLLM and others use.
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, lt=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None = None
