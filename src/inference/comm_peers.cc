@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "unshard/inference/engine.h"
+
 namespace unshard::inference {
 namespace {
 
@@ -54,5 +56,9 @@ class CommPeers : public Peers {
 }  // namespace
 
 std::shared_ptr<Peers> peers_over(std::shared_ptr<Communicator> comm) { return std::make_shared<CommPeers>(std::move(comm)); }
+
+/// Here and not beside the others: nothing else of the engine needs torch.
+Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices)
+    : Engine(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : std::shared_ptr<Peers>(), other_devices) {}
 
 }  // namespace unshard::inference

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 
-#include "inference/comm_peers.h"
 #include "inference/kernels/workers.h"
 #include "inference/open_model.h"
 #include "inference/runner.h"
@@ -75,14 +74,13 @@ struct Engine::Impl {
 
 Engine::Engine(const std::string& path, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(path, options, nullptr, ModelFactory{})) {}
+Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Peers> peers, const ModelFactory& other_devices)
+    : impl_(std::make_unique<Impl>(path, options, std::move(peers), other_devices)) {}
 Engine::~Engine() {
   if (impl_->process != getpid()) (void)impl_.release();  // a forked child has none of the threads that would have to be joined
 }
 
 bool Engine::on_own_thread() const { return impl_->loop && impl_->loop->on_own_thread(); }
-
-Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices)
-    : impl_(std::make_unique<Impl>(path, options, comm && comm->world_size() > 1 ? peers_over(std::move(comm)) : nullptr, other_devices)) {}
 
 void Engine::follow() {
   require(impl_->peers && impl_->peers->rank() > 0, "[inference.follow] only ranks above 0 follow, and this is rank 0");
@@ -113,6 +111,9 @@ std::int64_t Engine::submit(std::span<const Token> prompt, const RequestOptions&
 
 void Engine::cancel(std::int64_t request) { impl_->serving().cancel(request); }
 std::vector<Output> Engine::poll(double timeout_s) { return impl_->serving().poll(timeout_s); }
+void Engine::end_polls() {
+  if (impl_->loop) impl_->loop->end_polls();
+}
 EngineStats Engine::stats() const { return impl_->serving().stats(); }
 
 std::vector<float> Engine::logits(std::span<const Token> tokens) {

@@ -32,10 +32,18 @@ class Outbox {
     }
     changed_.notify_all();
   }
+  /// From now on take() waits for nothing.
+  void end() {
+    {
+      std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
   std::vector<Output> take(double timeout_s) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(timeout_s, 0.0, kLongest_s)),
-                      [&] { return !waiting_.empty() || cause_; });
+                      [&] { return !waiting_.empty() || cause_ || ended_; });
     if (waiting_.empty() && cause_) std::rethrow_exception(cause_);
     return std::exchange(waiting_, {});
   }
@@ -45,6 +53,7 @@ class Outbox {
   std::condition_variable changed_;
   std::vector<Output> waiting_;
   std::exception_ptr cause_;
+  bool ended_ = false;
 };
 
 }  // namespace unshard::inference

@@ -147,6 +147,7 @@ void Runner::describe() {
   info_.kv_bytes = cache_->bytes();
   if (model_->stream()) info_.weights_from_disk = model_->stream()->describe();
   info_.end_tokens = config.end_tokens;
+  info_.unread = facts.unread;
 }
 
 void Runner::tell(Order order, const Copies& copies, const Batch& batch) {
@@ -162,10 +163,19 @@ void Runner::step(const Copies& copies, const Batch& batch, std::vector<float>& 
 }
 
 std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
+  const auto own = model_->new_cache(blocks_for(static_cast<std::int64_t>(tokens.size())));
+  try {
+    return logits_in(*own, tokens);
+  } catch (...) {  // the others are in the middle of it: no next order would meet them where this rank is
+    fail();
+    throw;
+  }
+}
+
+std::vector<float> Runner::logits_in(StepCache& own, std::span<const Token> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  const auto own = model_->new_cache(blocks_for(count));
-  tell(Order::open, {{static_cast<std::int32_t>(own->blocks()), 0}}, {});
-  std::vector<std::int32_t> blocks(static_cast<std::size_t>(own->blocks()));
+  tell(Order::open, {{static_cast<std::int32_t>(own.blocks()), 0}}, {});
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(own.blocks()));
   std::iota(blocks.begin(), blocks.end(), 0);
   std::vector<float> all, some;
   for (std::int64_t first = 0; first < count; first += options_.step_tokens) {
@@ -174,7 +184,7 @@ std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
     batch.add(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)), first, blocks.data());
     for (std::int64_t i = 0; i < rows; ++i) batch.logit_rows.push_back(i);
     tell(Order::alone, {}, batch);
-    model_->forward(batch, *own, some);
+    model_->forward(batch, own, some);
     all.insert(all.end(), some.begin(), some.end());
   }
   tell(Order::close, {}, {});
@@ -182,6 +192,15 @@ std::vector<float> Runner::logits_alone(std::span<const Token> tokens) {
 }
 
 void Runner::follow() {
+  try {
+    obey();
+  } catch (...) {  // the others would wait for this rank
+    fail();
+    throw;
+  }
+}
+
+void Runner::obey() {
   std::unique_ptr<StepCache> own;
   std::vector<float> logits;
   for (std::vector<std::int32_t> words;;) {
@@ -197,7 +216,7 @@ void Runner::follow() {
 }
 
 void Runner::fail() noexcept {
-  if (peers_) peers_->fail("rank 0's engine ended with an error");
+  if (peers_) peers_->fail(peers_->rank() == 0 ? "rank 0's engine ended with an error" : "a rank that follows ended with an error");
 }
 
 void Runner::end() {

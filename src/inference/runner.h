@@ -44,6 +44,8 @@ class Runner {
   void make_model(OpenedModel model, const ModelFactory& other_devices);
   void make_cache();
   void describe();
+  void obey();
+  std::vector<float> logits_in(StepCache& own, std::span<const Token> tokens);
 
   EngineOptions options_;
   Workers& workers_;

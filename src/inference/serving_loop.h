@@ -31,6 +31,7 @@ class ServingLoop {
   /// Run on this thread between two steps; returns when done. An exception comes out here.
   void run(const std::function<void()>& job);
   std::vector<Output> poll(double timeout_s) { return outbox_.take(timeout_s); }
+  void end_polls() { outbox_.end(); }
   EngineStats stats() const;
   bool on_own_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 

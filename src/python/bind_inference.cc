@@ -6,7 +6,9 @@
 #include <string>
 #include <thread>
 
-#include "bindings.h"
+#include "inference/model/shard.h"
+#include "python_objects.h"
+#include "unshard/core/error.h"
 #include "unshard/inference/engine.h"
 
 namespace unshard::python {
@@ -130,7 +132,7 @@ py::dict model_dict(const inference::ModelInfo& info) {
   return py::dict("family"_a = info.family, "dtype"_a = info.dtype, "kv_dtype"_a = info.kv_dtype, "vocab"_a = info.vocab,
                   "layers"_a = info.layers, "context"_a = info.context, "parameters"_a = info.parameters,
                   "weight_bytes"_a = info.weight_bytes, "kv_bytes"_a = info.kv_bytes, "end_tokens"_a = info.end_tokens,
-                  "weights_from_disk"_a = info.weights_from_disk);
+                  "weights_from_disk"_a = info.weights_from_disk, "unread"_a = info.unread);
 }
 
 py::dict stats_dict(const inference::EngineStats& stats) {
@@ -146,8 +148,8 @@ py::dict stats_dict(const inference::EngineStats& stats) {
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.
 class PythonEngine {
  public:
-  PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm)
-      : engine_(new Inference(path, options, std::move(comm)), &end) {}
+  PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<inference::Peers> peers)
+      : engine_(new Inference(path, options, std::move(peers)), &end) {}
   std::shared_ptr<Inference> get() const {
     if (auto held = std::atomic_load(&engine_)) return held;
     throw std::runtime_error("[inference] the engine is closed");
@@ -155,7 +157,7 @@ class PythonEngine {
   void close() {
     if (const auto held = std::atomic_load(&engine_); held && held->on_own_thread())
       throw std::runtime_error("[inference] a filter can't close the engine that waits for it");
-    std::atomic_store(&engine_, std::shared_ptr<Inference>());
+    if (const auto held = std::atomic_exchange(&engine_, std::shared_ptr<Inference>())) held->end_polls();
   }
 
  private:
@@ -181,6 +183,13 @@ ErrorTypes& types() {
   return instance;
 }
 
+/// Of a Communicator, which is a class of `_core`: only ranks that compute together need that module, and torch with it.
+std::shared_ptr<inference::Peers> peers_of(const py::object& communicator) {
+  if (communicator.is_none()) return nullptr;
+  const py::object peers = communicator.attr("peers")();
+  return peers.is_none() ? nullptr : *peers.cast<py::capsule>().get_pointer<std::shared_ptr<inference::Peers>>();
+}
+
 PyObject* new_error(py::module_& module, const char* name, const char* doc) {
   PyObject* type = PyErr_NewExceptionWithDoc((std::string("unshard.") + name).c_str(), doc, PyExc_RuntimeError, nullptr);
   if (type == nullptr) throw py::error_already_set();
@@ -201,6 +210,8 @@ void translate(std::exception_ptr error) {
     py::object value = py::handle(types().overloaded)(e.what());
     value.attr("retry_after_s") = e.retry_after_s;
     PyErr_SetObject(types().overloaded, value.ptr());
+  } catch (const CommError& e) {  // of `_core`, without which there is no Communicator
+    PyErr_SetString(py::module_::import("unshard._core").attr("CommError").ptr(), e.what());
   }
 }
 
@@ -213,10 +224,11 @@ void bind_inference(py::module_& module) {
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(
       module, "InferenceEngine",
       "Serves one model: continuous batching over a paged KV cache, on a thread of its own. `unshard.LLM` is its Python form.")
-      .def(py::init([](const std::string& path, const py::dict& options, const std::optional<CommHandle>& comm) {
+      .def(py::init([](const std::string& path, const py::dict& options, const py::object& communicator) {
              const auto asked = engine_options(options);
+             auto peers = peers_of(communicator);
              py::gil_scoped_release nogil;
-             return std::make_shared<PythonEngine>(path, asked, comm ? comm->pointer : nullptr);
+             return std::make_shared<PythonEngine>(path, asked, std::move(peers));
            }),
            py::arg("path"), py::arg("options") = py::dict(), py::arg("communicator") = py::none())
       .def(

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "python_objects.h"
 #include "unshard/comm/communicator.h"
 #include "unshard/comm/run_record.h"
 #include "unshard/engine/engine.h"
@@ -22,18 +23,7 @@ void bind_roll_call(py::module_& module);
 void bind_zero(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_engine(py::module_& module);
-void bind_inference(py::module_& module);
-
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
-/// A Python object that C++ may copy and drop on any thread, with or without the GIL.
-inline std::shared_ptr<py::object> hold(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            if (!Py_IsInitialized()) return;  // the interpreter has gone, and the object with it
-            py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
+void bind_inference_ranks(py::module_& module);
 
 /// What Python holds of a C++ object: dropping the last reference may join threads, so it happens without the GIL.
 template <class T>

@@ -11,5 +11,5 @@ PYBIND11_MODULE(_core, module) {
   bind_zero(module);
   bind_optim(module);
   bind_engine(module);
-  bind_inference(module);
+  bind_inference_ranks(module);
 }

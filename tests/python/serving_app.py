@@ -11,14 +11,15 @@ from fake_engine import FakeEngine
 NAME = "small"
 
 
-def make_model(tokenizer=None, **engine):
+def make_model(tokenizer=None, replicas=1, **engine):
     from unshard.inference.model import Model
     from unshard.inference.tokenizer import Tokenizer
     tokenizer = tokenizer or Tokenizer(small_tokenizers.byte_level(), small_tokenizers.TEMPLATE, {"eos_token": "<|im_end|>"})
     text = [i for i in range(tokenizer.vocab) if tokenizer.token_bytes(i).isascii() and i not in tokenizer.special_ids]
     if isinstance(engine.get("answer"), str):
         engine["answer"] = tokenizer.encode(engine["answer"])
-    return Model(FakeEngine(**{"vocab": tokenizer.vocab, "end_token": 2, "choices": text, **engine}), tokenizer, NAME)
+    settings = {"vocab": tokenizer.vocab, "end_token": 2, "choices": text, **engine}
+    return Model([FakeEngine(**settings) for _ in range(replicas)], tokenizer, NAME)
 
 
 class Server:
@@ -35,7 +36,7 @@ class Server:
         wait_until(lambda: self._uvicorn.started)
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.engine = model.engine
+        self.engine = model.engines[0]
         self.service = self.app.state.service
 
     def close(self):

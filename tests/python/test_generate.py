@@ -12,10 +12,12 @@ import weakref
 
 import pytest
 import small_tokenizers
+import unshard
 from fake_engine import FakeEngine
 from serving_app import make_model, serving, wait_until
 from unshard.inference import commands
 from unshard.inference.dispatcher import EngineStopped
+from unshard.inference.generation_config import sampling_defaults
 from unshard.inference.llm import LLM
 from unshard.inference.sampling import SamplingParams
 
@@ -150,7 +152,8 @@ def test_nobodys_llm_is_closed():
     engine, kept = llm.model.engine, weakref.ref(llm)
     del llm
     gc.collect()
-    assert kept() is None and engine.closed
+    assert kept() is None
+    wait_until(lambda: engine.closed)              # a finalizer waits for nothing
 
 
 def test_a_program_that_doesnt_close_it_ends():
@@ -175,19 +178,16 @@ def fake_core(monkeypatch, tmp_path):
     """The binding is the fake, and models' folders hold a tokenizer only."""
     opened = []
 
-    def engine(path, options, communicator):
-        assert communicator is None
+    def engine(path, options):
         opened.append((path, options))
         return FakeEngine(vocab=434, end_token=2, answer=list(small_tokenizers.byte_level().encode(FOX).ids), end_after=6)
-    core = types.SimpleNamespace(_core=types.SimpleNamespace(InferenceEngine=engine))
-    monkeypatch.setitem(sys.modules, "unshard.core", core)
+    monkeypatch.setattr(unshard, "_inference", types.SimpleNamespace(InferenceEngine=engine), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     small_tokenizers.write_folder(tmp_path / "model")
     return opened
 
 
 def test_a_folder_is_opened_with_its_options(fake_core, tmp_path):
-    import unshard
     with unshard.LLM(tmp_path / "model", dtype="int8", threads=2, max_context=100) as llm:
         assert fake_core == [(str(tmp_path / "model"), {"dtype": "int8", "threads": 2, "max_context": 100})]
         assert llm.model.name == "model" and llm.model.context == 100 and unshard.SamplingParams is SamplingParams
@@ -210,6 +210,23 @@ def test_a_model_without_a_tokenizer_leaves_no_engine(fake_core, tmp_path, monke
     with pytest.raises(ValueError, match="its tokenizer can't be read"):
         LLM(tmp_path / "empty")
     assert len(closed) == 1
+
+
+# ---- generation_config.json -----------------------------------------------------------------------------------------------------------
+def test_the_makers_sampling(tmp_path):
+    file = tmp_path / "generation_config.json"
+    assert sampling_defaults(tmp_path) == {} == sampling_defaults(tmp_path / "some.gguf")
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": 2, "min_p": None}))
+    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    for wrong in ({"temperature": "hot"}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": 2.5}, {"min_p": 1},
+                  {"repetition_penalty": 1e-300}, {"temperature": True}, {"temperature": float("nan")}):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=f"generation_config.json: {next(iter(wrong))} is .*--generation-config none"):
+            sampling_defaults(tmp_path)
+    for text in ("[", "[]", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="generation_config.json: isn't"):
+            sampling_defaults(tmp_path)
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------------------------

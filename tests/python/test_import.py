@@ -34,6 +34,21 @@ def test_import_alone_loads_neither_torch_nor_the_engine():
     run("import sys, unshard, deepspeed; assert 'torch' not in sys.modules and 'unshard._core' not in sys.modules")
 
 
+def test_inference_loads_no_torch():
+    run("""
+import sys
+from unshard import _inference
+from unshard.inference import commands, llm, replicas
+assert 'torch' not in sys.modules, 'torch'
+try:
+    _inference.InferenceEngine('/no/such/model', {})
+except _inference.ModelError as error:
+    assert '/no/such/model' in str(error)
+from unshard.core import _core
+assert _core.ModelError is _inference.ModelError and _core.InferenceEngine is _inference.InferenceEngine
+""")
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_works_across_a_fork(when):
     load = "import torch, unshard; unshard.ConfigError"

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import ranks
+import small_tokenizers
 import torch
 
 transformers = pytest.importorskip("transformers")
@@ -58,6 +59,7 @@ def test_logits_of_every_family_are_transformers(family, folder):
     for step_tokens in (512, 7):                  # whole, and in chunks that end inside blocks and windows
         engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "step_tokens": step_tokens, "kv_cache_tokens": 512})
         assert (logits_of(engine, tokens) - wanted).abs().max() < 1e-4
+        assert engine.model()["unread"] == []
         engine.close()
 
 
@@ -189,6 +191,46 @@ def test_an_engine_whose_filter_runs_can_be_dropped(folder):
     engine.submit([3, 4, 5], {"filters": [slow], "max_tokens": 100, "ignore_eos": True})
     assert called.wait(30)
     del engine
+
+
+def test_closing_waits_for_no_poll(folder):
+    path = folder / "llama-filter"
+    save_tiny("llama", path)
+    engine = _core.InferenceEngine(str(path), {"threads": 1, "kv_cache_tokens": 512})
+    found = []
+    polling = threading.Thread(target=lambda: found.append(engine.poll(60)), daemon=True)
+    polling.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    engine.close()
+    polling.join(timeout=10)
+    assert found == [[]] and time.monotonic() - began < 5
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.poll(1)
+
+
+def test_tensors_that_are_not_computed_with_are_one_warning(tmp_path):
+    from unshard.inference.model import open_model
+    save_tiny("llama", tmp_path)
+    small_tokenizers.write_folder(tmp_path)
+    change_config(tmp_path, num_hidden_layers=2)
+    with pytest.warns(UserWarning) as warned:
+        model = open_model(tmp_path, threads=1, kv_cache_tokens=64)
+    model.engine.close()
+    text = str(warned[0].message)
+    assert len(warned) == 1 and "model.layers.2.input_layernorm.weight" in text and " and 6 more" in text and "\n" not in text
+
+
+def test_a_model_without_an_end_token_is_one_warning(tmp_path):
+    from unshard.inference.model import open_model
+    save_tiny("llama", tmp_path)
+    small_tokenizers.write_folder(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    change_config(tmp_path, eos_token_id=None)
+    with pytest.warns(UserWarning) as warned:
+        model = open_model(tmp_path, threads=1, kv_cache_tokens=64)
+    model.engine.close()
+    assert len(warned) == 1 and "no end token" in str(warned[0].message)
 
 
 def test_a_forked_child_is_told_and_ends(folder):

@@ -12,6 +12,7 @@ import urllib.request
 import openai
 import pytest
 from inference_models import smollm2_path
+from serving_app import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = smollm2_path()
@@ -109,11 +110,70 @@ def test_wrong_requests_are_named(server):
         assert error.value.code == status and says in json.loads(error.value.read())["error"]["message"]
 
 
+def followers_of(pid):
+    """Processes whose parent is `pid` (any of its threads may have started them) and that are ranks."""
+    children = [child for task in pathlib.Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return sorted(int(child) for child in children if b"unshard.inference.parallel" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def gone(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_replicas_serve_on_when_a_rank_of_one_is_killed():
+    server = Server("--tp", "2", "--replicas", "2", "--dtype", "bf16")
+    try:
+        client = openai.OpenAI(base_url=server.address + "/v1", api_key="none", timeout=60, max_retries=0)
+
+        def ask(prompt="The sea is", **more):
+            settings = {"max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}, **more}
+            return client.completions.create(model="smollm2", prompt=prompt, **settings)
+        alone = ask().choices[0].text
+        several = ask(["The sea is"] * 6)                            # their share of each replica
+        assert [choice.text for choice in several.choices] == [alone] * 6
+        took = [line.split()[-1] for line in server.get("/metrics").splitlines() if line.startswith("unshard_requests_finished_total{")]
+        assert len(took) == 2 and all(float(count) >= 2 for count in took), took
+        followers = followers_of(server.process.pid)
+        assert len(followers) == 2
+        os.kill(followers[0], signal.SIGKILL)
+        wait_until(lambda: json.loads(server.get("/health"))["status"] == "degraded", 30)
+        assert [ask().choices[0].text for _ in range(3)] == [alone] * 3
+        up = [line.split()[-1] for line in server.get("/metrics").splitlines() if line.startswith("unshard_replica_up{")]
+        assert sorted(map(float, up)) == [0, 1]
+        stream = ask(max_tokens=200, stream=True)
+        first = next(stream).choices[0].text
+        assert first and server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)                   # the stream goes on to its end
+        assert sum(1 for chunk in stream if chunk.choices) >= 100
+        assert server.process.wait(40) == 0
+        wait_until(lambda: all(map(gone, followers)))
+    finally:
+        if server.process.poll() is None:
+            os.killpg(server.process.pid, signal.SIGKILL)
+
+
+def test_a_rank_that_still_loads_ends_with_its_server(tmp_path):
+    """Rank 0 is killed before the other has joined it."""
+    command = [*UNSHARD, "serve", str(MODEL), "--port", "0", "--tp", "2"]
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_until(lambda: followers_of(process.pid), 30)
+        followers = followers_of(process.pid)
+        process.kill()
+        wait_until(lambda: all(map(gone, followers)), 10)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_server_ends_when_a_rank_of_its_model_is_killed():
     server = Server("--tp", "2")
     try:
-        children = pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-        followers = [int(pid) for pid in children if b"unshard.inference.parallel" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        followers = followers_of(server.process.pid)
         assert len(followers) == 1
         os.kill(followers[0], signal.SIGKILL)
         _, said = server.process.communicate(timeout=40)

@@ -16,6 +16,7 @@ class Communicator;
 }
 
 namespace unshard::inference {
+class Peers;
 
 /// A model can't be used: a damaged, foreign or unsupported file, a missing tensor, too little memory. Names file, tensor and reason.
 struct ModelError : std::runtime_error {
@@ -93,7 +94,8 @@ struct ModelInfo {
   std::string dtype, kv_dtype;  ///< as resolved
   std::int64_t vocab = 0, layers = 0, context = 0, parameters = 0, weight_bytes = 0, kv_bytes = 0;
   std::vector<Token> end_tokens;
-  std::string weights_from_disk;  ///< which are read in each step, and how; "": none
+  std::string weights_from_disk;    ///< which are read in each step, and how; "": none
+  std::vector<std::string> unread;  ///< tensors of the file that look like weights of a layer, and that nothing has read
 };
 
 class Engine {
@@ -105,6 +107,8 @@ class Engine {
   /// cache. Requests go to rank 0; the others call follow(). At most as many ranks as the model has key-value heads.
   /// comm: may be null. other_devices: for options.device but "cpu", which one rank has alone.
   Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices = {});
+  /// The same over what `comm` becomes, for who can't have torch (inference/comm_peers.h makes it); null: one rank.
+  Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Peers> peers, const ModelFactory& other_devices = {});
   ~Engine();  ///< what still runs is cancelled
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -119,6 +123,8 @@ class Engine {
   void cancel(std::int64_t request);
   /// Outputs since the last call, in order; waits up to `timeout_s` for the first. Any thread. \throws what ended the engine's thread.
   std::vector<Output> poll(double timeout_s);
+  /// Polls wait no longer, those under way included: so that who is about to close the engine needn't wait for who polls it.
+  void end_polls();
   EngineStats stats() const;
   /// Is the caller a TokenFilter, on the engine's thread? The engine can't be destroyed from there.
   bool on_own_thread() const;

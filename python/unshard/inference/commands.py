@@ -4,8 +4,10 @@ import os
 import sys
 import time
 
+from unshard.inference.generation_config import sampling_defaults
 from unshard.inference.model import open_model
 from unshard.inference.sizes import parse_bytes
+from unshard.inference.tokenizer_files import model_path
 from unshard.streams import command
 
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -17,7 +19,7 @@ def _engine_options(parser):
                        help="of the weights; int8 and int4: weights only, w8a8: activations too (default auto: as the file has them)")
     group.add_argument("--kv-dtype", choices=("auto", "fp32", "bf16", "int8"),
                        help="of the KV cache (default auto: bf16, or fp32 beside fp32)")
-    group.add_argument("--threads", type=_positive, metavar="N", help="that compute (default: the processor's cores)")
+    group.add_argument("--threads", type=_positive, metavar="N", help="that compute, of a rank (default: the cores, shared out)")
     group.add_argument("--step-tokens", type=_positive, metavar="N", help="that one step computes at most (default 40 a thread)")
     group.add_argument("--kv-cache-tokens", type=_positive, metavar="N", help="that the KV cache holds (default: as many as fit in 1 GiB)")
     group.add_argument("--max-sequences", type=_positive, metavar="N", help="that are computed at once (default 256)")
@@ -30,6 +32,8 @@ def _engine_options(parser):
                        "~/.cache/unshard/weights)")
     group.add_argument("--tp", dest="tensor_parallel", type=_positive, metavar="N",
                        help="ranks that compute the model together, each with a part of every matrix (default 1)")
+    group.add_argument("--replicas", type=_positive, metavar="N",
+                       help="times that the model is held, each with weights, cache and threads of its own, behind one port (default 1)")
     group.add_argument("--no-share-prefixes", dest="share_prefixes", action="store_false", default=None,
                        help="compute equal beginnings of prompts each time")
     group.add_argument("--speculate", metavar="ngram|MODEL",
@@ -40,7 +44,7 @@ def _engine_options(parser):
     group.add_argument("--always-guess", action="store_true", default=None, help="K guesses even where they don't pay")
 
 
-_ENGINE = ("tensor_parallel", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
+_ENGINE = ("tensor_parallel", "replicas", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
            "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory", "weight_cache")
 
 
@@ -96,6 +100,9 @@ def serve_parser():
     parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("UNSHARD_API_KEY"),
                         help="that requests to /v1 must bring, as Authorization: Bearer KEY (default: the variable UNSHARD_API_KEY)")
     parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: the name of its folder or file)")
+    parser.add_argument("--generation-config", choices=("auto", "none"), default="auto",
+                        help="auto: temperature, top_p, top_k, min_p and repetition_penalty of the model's generation_config.json are what "
+                             "requests have that don't say them; none: OpenAI's defaults (default auto)")
     parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S",
                         help="seconds that running requests have to finish after SIGTERM (default 30)")
     _engine_options(parser)
@@ -112,13 +119,14 @@ def serve(argv):
         return _complain(f"serving needs a package that is missing: {error}; pip install {' '.join(_SERVER_PACKAGES)}")
     try:
         began = time.perf_counter()
+        sampling = sampling_defaults(model_path(options.model)) if options.generation_config == "auto" else {}
         model = _opened(options)
-        app = create_app(model, name=options.served_model_name, api_key=options.api_key)
+        app = create_app(model, name=options.served_model_name, api_key=options.api_key, sampling=sampling)
 
         def ready(port):
             host = f"[{options.host}]" if ":" in options.host else options.host
-            print(f"{app.state.service.name} is served on http://{host}:{port} ({time.perf_counter() - began:.1f} s; {_facts(model)})",
-                  flush=True)
+            print(f"{app.state.service.name} is served on http://{host}:{port} ({time.perf_counter() - began:.1f} s; "
+                  f"{_facts(model, sampling)})", flush=True)
             if model.info.get("weights_from_disk"):
                 print(model.info["weights_from_disk"], flush=True)
         run(app, host=options.host, port=options.port, drain_timeout_s=options.drain_timeout, ready=ready)
@@ -127,9 +135,14 @@ def serve(argv):
     return 0
 
 
-def _facts(model):
+def _facts(model, sampling):
     info = model.info
-    return f"{info['family']}, {info['parameters'] / 1e6:.0f} M parameters, {info['dtype']}, context {model.context}"
+    facts = [info["family"], f"{info['parameters'] / 1e6:.0f} M parameters", info["dtype"], f"context {model.context}"]
+    if len(model.engines) > 1:
+        facts.append(f"{len(model.engines)} replicas")
+    if sampling:
+        facts.append(f"generation_config.json: {' '.join(f'{name} {value:g}' for name, value in sampling.items())}")
+    return ", ".join(facts)
 
 
 def generate_parser():

@@ -1,4 +1,5 @@
 """One thread takes the engine's outputs and gives each to the request that it belongs to."""
+import atexit
 import threading
 
 _POLL_S = 0.1
@@ -11,17 +12,22 @@ class EngineStopped(RuntimeError):
 class Dispatcher:
     """deliver: called with [(sink, output)] on the dispatcher's thread, once for each batch of outputs; None: each sink is called there.
     A server passes a function that moves the batch to its event loop. An output is what InferenceEngine.poll gives:
-    (request, index, token, logprob, likeliest, finish, error)."""
+    (request, index, token, logprob, likeliest, finish, error).
+
+    Its thread ends the engine, too: before the interpreter ends if nobody closes it."""
 
     def __init__(self, engine, deliver=None):
         self.engine = engine
         self.failure = None
         self._deliver = deliver or _call
         self._requests = {}                  # number -> [sink, its sequences, those that still run]
-        self._lock = threading.Lock()        # held while submitting: an output may come before the request's number is known here
+        # Held while submitting: an output may come before the request's number is known here. A finalizer may run in the middle of that, on
+        # this very thread, and cancel another request or stop() this: hence an RLock, and nothing below minds that others come in between.
+        self._lock = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unshard-outputs", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def submit(self, prompt, options, sink):
         """The request's number; `sink(output)` for each output. Raises what InferenceEngine.submit raises, and EngineStopped."""
@@ -38,16 +44,16 @@ class Dispatcher:
             if known and self.failure is None and not self._closing.is_set():
                 self.engine.cancel(number)
 
+    def stop(self):
+        """The end begins: of this thread, then of the engine. What still runs gets an output that says so. Waits for nothing, so that a
+        finalizer may call it, wherever it runs."""
+        self._closing.set()
+
     def close(self):
-        """Ends the thread, then the engine. What still runs gets an output that says so. May be called twice."""
-        with self._lock:
-            if self._closing.is_set():
-                return
-            self._closing.set()
-        if threading.current_thread() is not self._thread:      # a finalizer may run anywhere
+        """stop(), and wait until all is done. May be called twice."""
+        self.stop()
+        if threading.current_thread() is not self._thread:
             self._thread.join()
-        self.engine.close()
-        self._end_all("the engine was closed")
 
     def _require_running(self):
         if self._closing.is_set():
@@ -56,6 +62,15 @@ class Dispatcher:
             raise EngineStopped(f"the engine failed: {self.failure}")
 
     def _run(self):
+        try:
+            self._poll()
+        finally:
+            self._closing.wait()
+            self.engine.close()
+            self._end_all("the engine was closed")
+            atexit.unregister(self.close)
+
+    def _poll(self):
         while not self._closing.is_set():
             try:
                 outputs = self.engine.poll(_POLL_S)
@@ -77,7 +92,7 @@ class Dispatcher:
                 if output[5]:
                     request[2] -= 1
                     if request[2] == 0:
-                        del self._requests[output[0]]
+                        self._requests.pop(output[0], None)
         return batch
 
     def _end_all(self, why):

@@ -10,8 +10,9 @@ import queue
 import time
 import weakref
 
-from unshard.inference.dispatcher import Dispatcher, EngineStopped
+from unshard.inference.dispatcher import EngineStopped
 from unshard.inference.model import open_model
+from unshard.inference.replicas import Replicas
 from unshard.inference.sampling import SamplingParams
 from unshard.inference.text_output import Sequence
 
@@ -32,7 +33,8 @@ class LLM:
     """model: a Hugging Face folder or a GGUF file. options: dtype, kv_dtype, threads, kv_cache_tokens, step_tokens, max_sequences,
     max_waiting, max_context, share_prefixes, speculate, guesses, always_guess (unshard/inference/engine.h says what they mean);
     weight_memory ("2G", or bytes: weights beyond it are read from disk in each step) and weight_cache (the folder of the files that they
-    are read from).
+    are read from); tensor_parallel (ranks that compute it together), replicas (how many times it is held, each with threads and a cache
+    of its own).
 
     Any thread may use it; requests of all of them are computed together. Raises ModelError (a RuntimeError), ValueError, OSError."""
 
@@ -49,9 +51,10 @@ class LLM:
     def _start(self, model):
         self.model = model
         self.tokenizer = model.tokenizer
-        self._dispatcher = Dispatcher(model.engine)
-        # The engine's threads end before the interpreter does, and when nobody has this object any more.
-        self._finalizer = weakref.finalize(self, self._dispatcher.close)
+        self._dispatcher = Replicas(model.engines)
+        # The engine's threads end when nobody has this object any more. (Before the interpreter ends the dispatcher sees to it.)
+        self._finalizer = weakref.finalize(self, self._dispatcher.stop)
+        self._finalizer.atexit = False
 
     def generate(self, prompts, sampling=None, **options):
         """A list of Result, one for each prompt, in order.
@@ -78,11 +81,11 @@ class LLM:
             run.cancel()
 
     def stats(self):
-        return self.model.engine.stats()
+        return self._dispatcher.stats()
 
     def close(self):
         """Cancels what runs, and frees the model. May be called twice."""
-        self._finalizer()
+        self._dispatcher.close()
 
     def __enter__(self):
         return self

@@ -1,5 +1,6 @@
 """A model that is open: the engine, its tokenizer, and what is known of them."""
 import concurrent.futures
+import warnings
 
 from unshard.inference import parallel
 from unshard.inference.constraints import Constraints
@@ -11,9 +12,13 @@ ENGINE_OPTIONS = ("dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_b
 
 
 class Model:
-    def __init__(self, engine, tokenizer, name, max_context=0):
-        self.engine, self.tokenizer, self.name = engine, tokenizer, name
-        self.info = engine.model()
+    """engines: one or more, which are alike; `engine` is the first."""
+
+    def __init__(self, engines, tokenizer, name, max_context=0):
+        self.engines, self.tokenizer, self.name = engines, tokenizer, name
+        self.engine = engines[0]
+        self.info = self.engine.model()
+        _warn(name, self.info)
         self.context = min(self.info["context"], max_context or self.info["context"])     # tokens of prompt and output together
         self.constraints = Constraints(tokenizer, self.info["vocab"], self.info["end_tokens"])
 
@@ -28,15 +33,28 @@ class Model:
         return {**sampling.engine_options(), "filters": [] if grammar is None else [grammar.filter() for _ in range(sampling.n)]}
 
 
-def open_model(path, tensor_parallel=1, weight_memory=None, **options):
+def _warn(name, info):
+    if not info["end_tokens"]:
+        warnings.warn(f"{name}: the model names no end token: its texts go on until max_tokens, unless a request brings stop or "
+                      "stop_token_ids", stacklevel=3)
+    if unread := info.get("unread"):
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        warnings.warn(f"{name}: tensors that nothing here computes with: {', '.join(unread[:3])}{more}; is this a model of type "
+                      f"'{info['family']}', of that many layers? Its answers may be wrong", stacklevel=3)
+
+
+def open_model(path, tensor_parallel=1, replicas=1, weight_memory=None, **options):
     """path: a Hugging Face folder or a GGUF file. options: of EngineOptions, by name. tensor_parallel: ranks that compute the model
-    together; this process is one of them and starts the others, once in its life. weight_memory: bytes, or "2G": what weights may take
-    on each rank; those beyond it are read from disk in each step.
+    together; replicas: how many times it is held, each with weights, cache and threads of its own. This process starts the other ranks.
+    weight_memory: bytes, or "2G": what weights may take on each rank; those beyond it are read from disk in each step.
 
     Raises ModelError (a RuntimeError), ValueError or OSError: one line. Takes as long as reading the weights."""
     unknown = sorted(set(options) - set(ENGINE_OPTIONS))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no such option of the engine; there are {', '.join(ENGINE_OPTIONS)}")
+    for name, value in (("tensor_parallel", tensor_parallel), ("replicas", replicas)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}; a whole number of at least 1 is wanted")
     if weight_memory is not None:
         options["weight_memory_bytes"] = parse_bytes(weight_memory)
     if options.get("weight_memory_bytes"):
@@ -46,19 +64,12 @@ def open_model(path, tensor_parallel=1, weight_memory=None, **options):
         options["speculate"] = str(_draft_path(options["speculate"]))
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
-        from unshard.core import _core
-        comm, followers = parallel.start(path, options, tensor_parallel) if tensor_parallel > 1 else (None, [])
+        engines = parallel.open_engines(path, options, tensor_parallel, replicas)
         try:
-            engine = _core.InferenceEngine(str(path), options, comm)
+            return Model(engines, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
         except BaseException:
-            parallel.end(followers)
-            raise
-        if followers:
-            parallel.end_at_exit(engine, followers)
-        try:
-            return Model(engine, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
-        except BaseException:
-            engine.close()
+            for engine in engines:
+                engine.close()
             raise
 
 

@@ -28,7 +28,8 @@ ModelFacts CpuModel::facts() const {
           .kv_dtype = kv_name(kv_),
           .parameters = weights.parameters,
           .weight_bytes = weights.bytes,
-          .block_bytes = kv_bytes_per_block(sizes.layers, kv_, sizes.kv_heads, sizes.head_size)};
+          .block_bytes = kv_bytes_per_block(sizes.layers, kv_, sizes.kv_heads, sizes.head_size),
+          .unread = weights.unread};
 }
 
 std::unique_ptr<StepCache> CpuModel::new_cache(std::int64_t blocks) const {

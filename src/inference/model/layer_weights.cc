@@ -71,6 +71,7 @@ OutputPart WeightLoader::output(Range wanted) {
 void WeightLoader::sum_up(ModelWeights& weights) const {
   weights.bytes = bytes_;
   weights.parameters = parameters_ * shard_.size + (tied() ? 0 : weights.embedding.rows * weights.embedding.cols);  // of all ranks, nearly
+  weights.unread = reader_.unread();
 }
 
 WeightView WeightLoader::embedding(const std::string& name, std::int64_t rows) {

@@ -58,6 +58,7 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   std::vector<OutputPart> outputs;  ///< this rank's part of the vocabulary, in order; one part unless weights are streamed
   std::int64_t bytes = 0, parameters = 0;
+  std::vector<std::string> unread;  ///< ModelInfo's
 };
 
 /// Which type a matrix of the file is packed to, for what the user asked. `dtype`: as EngineOptions::dtype.

@@ -28,7 +28,8 @@ class StepCache {
 struct ModelFacts {
   std::string dtype, kv_dtype;  ///< as resolved
   std::int64_t parameters = 0, weight_bytes = 0;
-  std::int64_t block_bytes = 0;  ///< of a KV block of all layers and heads: alike on all ranks, whatever share of the heads each has
+  std::int64_t block_bytes = 0;     ///< of a KV block of all layers and heads: alike on all ranks, whatever share of the heads each has
+  std::vector<std::string> unread;  ///< ModelInfo's
 };
 
 /// Used from one thread at a time.

@@ -1,11 +1,30 @@
 #include "inference/model/tensor_reader.h"
 
 #include <cstring>
+#include <sstream>
 
 #include "unshard/core/error.h"
 #include "unshard/inference/engine.h"
 
 namespace unshard::inference {
+namespace {
+
+/// One of the name's parts is a number: model.layers.3.mlp.up_proj.weight.
+bool of_a_layer(const std::string& name) {
+  std::istringstream parts(name);
+  for (std::string part; std::getline(parts, part, '.');)
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos) return true;
+  return false;
+}
+
+/// What old files hold beside weights: frequencies of positions, and GPT-2's causal masks.
+bool is_table(const std::string& name) {
+  for (const char* end : {".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias"})
+    if (name.ends_with(end)) return true;
+  return false;
+}
+
+}  // namespace
 
 TensorReader::TensorReader(const WeightSource& source, const ModelConfig& config, bool values)
     : source_(source), config_(config), values_(values) {}
@@ -25,9 +44,22 @@ std::string TensorReader::name(const std::string& pattern, std::int64_t layer, s
 const WeightView* TensorReader::find(const std::string& name, const char* kind) const {
   if (name.empty()) return nullptr;
   for (const char* prefix : {"", "transformer.", "model."})
-    if (const auto* view = source_.find(cat(prefix, name, kind))) return view;
-  if (name.starts_with("model.")) return source_.find(cat(name.substr(6), kind));  // saved from the model without its head
+    if (const auto* view = found(cat(prefix, name, kind))) return view;
+  if (name.starts_with("model.")) return found(cat(name.substr(6), kind));  // saved from the model without its head
   return nullptr;
+}
+
+const WeightView* TensorReader::found(const std::string& name) const {
+  const auto* view = source_.find(name);
+  if (view) read_.insert(view->name);
+  return view;
+}
+
+std::vector<std::string> TensorReader::unread() const {
+  std::vector<std::string> names;
+  for (const auto& name : source_.names())
+    if (!read_.contains(name) && of_a_layer(name) && !is_table(name)) names.push_back(name);
+  return names;
 }
 
 const WeightView& TensorReader::needed(const std::string& name) const {

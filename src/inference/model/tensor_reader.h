@@ -1,6 +1,7 @@
 #pragma once
 // Tensors of a model file by the family's names, their shapes checked, brought into the form that packing wants.
 #include <deque>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ class TensorReader {
   static std::string name(const std::string& pattern, std::int64_t layer, std::int64_t expert = 0);
   /// The name as the file has it: with ".weight" or ".bias", and with or without a prefix such as "transformer.". Null: not there.
   const WeightView* find(const std::string& name, const char* kind) const;
+  /// Those that look like weights of a layer and that find() has given to nobody, sorted: the family has a part that isn't computed.
+  std::vector<std::string> unread() const;
   bool has(const std::string& name) const { return find(name, ".weight") != nullptr; }
 
   /// [rows, cols] (0: any). Stored [cols, rows] where the configuration says `transposed`: then as float, turned.
@@ -40,6 +43,7 @@ class TensorReader {
   const std::string& path() const { return source_.path(); }
 
  private:
+  const WeightView* found(const std::string& name) const;
   const WeightView& needed(const std::string& name) const;
   WeightView make(const WeightView& like, std::int64_t rows, std::int64_t cols, FileType type);
   const WeightSource& source_;
@@ -47,6 +51,7 @@ class TensorReader {
   const bool values_;
   std::vector<WeightView> read_;
   std::deque<std::vector<std::byte>> made_;
+  mutable std::set<std::string> read_;
 };
 
 }  // namespace unshard::inference

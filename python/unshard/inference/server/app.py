@@ -18,9 +18,10 @@ from unshard.inference.server.service import Service
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(model, *, name=None, api_key=None):
-    """model: a unshard.inference.model.Model. name: what clients call it. `app.state.service` is the Service."""
-    service = Service(model, name)
+def create_app(model, *, name=None, api_key=None, sampling=None):
+    """model: a unshard.inference.model.Model. name: what clients call it. sampling: SamplingParams' fields for requests that don't say
+    them; else OpenAI's defaults. `app.state.service` is the Service."""
+    service = Service(model, name, sampling)
 
     @contextlib.asynccontextmanager
     async def lifespan(_):
@@ -82,6 +83,9 @@ def _add_state(app, service):
             raise ApiError(503, f"the engine failed: {service.failure}", type="unavailable", code="engine_failed")
         if service.draining:
             raise errors.draining()
+        if failed := service.failures:           # the others serve on
+            return {"status": "degraded", "model": service.name, "replicas": len(service.model.engines),
+                    "failed": {str(replica): str(failure) for replica, failure in failed.items()}}
         return {"status": "ok", "model": service.name}
 
     @app.get("/metrics", response_class=Response, responses=documented.METRICS)
@@ -92,7 +96,7 @@ def _add_state(app, service):
     async def live():
         return {"model": service.name, "context": service.model.context, "chat": service.model.tokenizer.has_chat_template,
                 "dtype": service.model.info["dtype"], "kv_dtype": service.model.info["kv_dtype"], "draining": service.draining,
-                **service.metrics.live()}
+                "replicas": len(service.model.engines), "failed": len(service.failures), **service.metrics.live()}
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show_page():

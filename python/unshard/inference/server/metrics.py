@@ -6,7 +6,8 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-_GAUGES = {"waiting": ("requests_waiting", "Requests in the queue"), "running": ("requests_running", "Sequences being computed"),
+_GAUGES = {"waiting": ("requests_waiting", "Sequences in the queue; a request has n of them"),
+           "running": ("requests_running", "Sequences being computed"),
            "blocks": ("kv_blocks", "Blocks of the KV cache"), "blocks_used": ("kv_blocks_used", "Blocks of the KV cache in use"),
            "block_tokens": ("kv_block_tokens", "Tokens that a block holds")}
 _COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("prompt_tokens", "Prompt tokens computed"),
@@ -22,10 +23,10 @@ _COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("promp
 
 
 class Metrics:
-    """Of one server; nothing is registered globally."""
+    """Of one server; nothing is registered globally. The engine's figures carry a label `replica` where there are several."""
 
-    def __init__(self, engine):
-        self._engine, self._started = engine, time.monotonic()
+    def __init__(self, service):
+        self._service, self._started = service, time.monotonic()
         self.registry = prometheus_client.CollectorRegistry()
         self.registry.register(self)
         self.requests = prometheus_client.Counter("unshard_http_requests", "Answers by path and status", ("path", "status"),
@@ -47,12 +48,16 @@ class Metrics:
         self._recent["between_tokens"].append(seconds)
 
     def collect(self):
-        """prometheus_client asks for the engine's own figures."""
-        stats = self._engine.stats()
-        for key, (name, help) in _GAUGES.items():
-            yield GaugeMetricFamily(f"unshard_{name}", help, stats[key])
-        for key, (name, help) in _COUNTERS.items():
-            yield CounterMetricFamily(f"unshard_{name}", help, stats[key])
+        """prometheus_client asks for the engines' own figures."""
+        engines = self._service.model.engines
+        stats = [engine.stats() for engine in engines]
+        for family, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for key, (name, help) in figures.items():
+                yield _by_replica(family, f"unshard_{name}", help, [of_one[key] for of_one in stats])
+        if len(engines) > 1:
+            failed = self._service.failures
+            yield _by_replica(GaugeMetricFamily, "unshard_replica_up", "1 while the replica serves, 0 when it has failed",
+                              [int(at not in failed) for at in range(len(engines))])
 
     def text(self):
         return prometheus_client.generate_latest(self.registry)
@@ -61,7 +66,16 @@ class Metrics:
         """What the page draws: the engine's figures, and the median and P95 of recent latencies in seconds (None: none yet)."""
         latencies = {f"{name}_{label}": _quantile(values, share) for name, values in self._recent.items()
                      for label, share in (("median", 0.5), ("p95", 0.95))}
-        return {**self._engine.stats(), **latencies, "uptime_s": round(time.monotonic() - self._started, 3)}
+        return {**self._service.dispatcher.stats(), **latencies, "uptime_s": round(time.monotonic() - self._started, 3)}
+
+
+def _by_replica(family, name, help, values):
+    if len(values) == 1:
+        return family(name, help, values[0])
+    metric = family(name, help, labels=["replica"])
+    for at, value in enumerate(values):
+        metric.add_metric([str(at)], value)
+    return metric
 
 
 def _quantile(values, share):

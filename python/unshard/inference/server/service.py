@@ -2,7 +2,8 @@
 import asyncio
 import time
 
-from unshard.inference.dispatcher import Dispatcher, EngineStopped
+from unshard.inference.dispatcher import EngineStopped
+from unshard.inference.replicas import Replicas
 from unshard.inference.sampling import SamplingParams
 from unshard.inference.server.errors import ApiError, bad_request, draining, overloaded
 from unshard.inference.server.job import Job
@@ -15,10 +16,11 @@ _CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tok
 class Service:
     """Lives on one event loop; `start` and `close` are called there."""
 
-    def __init__(self, model, name=None):
+    def __init__(self, model, name=None, sampling=None):
         self.model, self.name = model, name or model.name
+        self._defaults = dict(sampling or {})
         self.created = int(time.time())
-        self.metrics = Metrics(model.engine)
+        self.metrics = Metrics(self)
         self.draining = False
         self.dispatcher, self._loop = None, None
         self._jobs, self._idle = set(), asyncio.Event()
@@ -26,14 +28,20 @@ class Service:
 
     def start(self):
         self._loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher(self.model.engine, self._deliver)
+        self.dispatcher = Replicas(self.model.engines, self._deliver)
 
     async def close(self):
         await asyncio.to_thread(self.dispatcher.close)
 
     @property
     def failure(self):
+        """What ended the engine, or the last replica of it."""
         return self.dispatcher.failure if self.dispatcher else None
+
+    @property
+    def failures(self):
+        """{replica: what ended it}"""
+        return self.dispatcher.failures() if self.dispatcher else {}
 
     def _deliver(self, batch):
         try:
@@ -81,7 +89,8 @@ class Service:
 
     def _sampling(self, request):
         try:
-            return SamplingParams(**request.sampling_options(), max_tokens=request.most_tokens(), logprobs=request.logprobs_wanted())
+            options = {**self._defaults, **request.sampling_options()}
+            return SamplingParams(**options, max_tokens=request.most_tokens(), logprobs=request.logprobs_wanted())
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
 

@@ -35,7 +35,8 @@ function showFigures(live) {
   part("waiting").textContent = live.waiting + " waiting";
   part("kv").textContent = share.toFixed(share < 10 ? 1 : 0) + " %";
   part("blocks").textContent = `${live.blocks_used.toLocaleString("en")} of ${live.blocks.toLocaleString("en")} blocks of ${live.block_tokens}`;
-  part("facts").textContent = `${live.dtype}, KV cache ${live.kv_dtype}, context ${live.context.toLocaleString("en")} tokens`;
+  part("facts").textContent = `${live.dtype}, KV cache ${live.kv_dtype}, context ${live.context.toLocaleString("en")} tokens` +
+    (live.replicas > 1 ? `, ${live.replicas} replicas` : "");
   const rows = [["First token", live.first_token_median, live.first_token_p95], ["Between tokens", live.between_tokens_median, live.between_tokens_p95]];
   part("latency").tBodies[0].replaceChildren(...rows.map(([name, ...values]) => row(name, ...values.map(seconds))),
     row("Finished", "", live.finished.toLocaleString("en")), row("Cancelled", "", live.cancelled.toLocaleString("en")),
@@ -66,7 +67,8 @@ async function refresh() {
     if (!response.ok) throw new Error();
     const live = await response.json();
     showFigures(live);
-    state(live.draining ? "shutting down" : "serving", live.draining ? "bad" : "good");
+    const failed = live.failed ? `${live.failed} of ${live.replicas} replicas failed` : "";
+    state(live.draining ? "shutting down" : failed || "serving", live.draining || failed ? "bad" : "good");
     if (!live.chat && part("kind").value === "chat") {
       part("kind").value = "text";
       part("kind").options[0].disabled = true;
