@@ -44,6 +44,12 @@ def question(peers, failures, rounds, say):
             say(f"  round {number + 1}: {NAMES[mode]:26} decode {decode}; prefill {one['prefill']:.0f} tokens/s; "
                 f"loads in {one['load_s']:.1f} s")
     result = {mode: summary(of_mode) for mode, of_mode in runs.items() if of_mode}
+    try:
+        result["server_start"] = run(OURS, "server_start.py", model, ranks=1, threads=2)
+        say(f"  server: {result['server_start']['first_token_s']:.2f} s from its start to the first token")
+    except BenchError as error:
+        failures.append(str(error))
+        say(f"  FAILED {error}")
     result["read_gbps"] = read_bandwidth()
     say(f"  two threads read {result['read_gbps']:.1f} GB/s")
     return result
@@ -91,6 +97,8 @@ def targets(result, target):
         if mode in result:
             share = result[mode]["decode"]["1"] * result[mode]["weight_bytes"] / 1e9 / result["read_gbps"]
             rows.append(target(f"decoding, batch 1, {NAMES[mode]}: reads its weights at this share of the bandwidth", share, wanted, False))
+    if "server_start" in result:
+        rows.append(target("server, Q4_1: seconds from its start to the first token", result["server_start"]["first_token_s"], 3, True))
     return rows
 
 
