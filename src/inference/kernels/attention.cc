@@ -54,9 +54,12 @@ AttentionTile empty_tile(const KvLayer& layer, std::int64_t q_stride, std::int64
   return tile;
 }
 
+/// One past the last key that any row sees.
+std::int64_t keys_end(const AttentionTile& tile) { return tile.all_seen > 0 ? tile.all_seen : tile.position + tile.rows; }
+
 /// Pairs of a row and a key, times heads and features.
 std::int64_t work_of(const AttentionTile& tile) {
-  const std::int64_t last = tile.position + tile.rows, first = tile.chunk_begin * kChunkKeys;
+  const std::int64_t last = keys_end(tile), first = tile.chunk_begin * kChunkKeys;
   return tile.rows * tile.group * tile.layout.head_size * (last - first);
 }
 
@@ -72,8 +75,8 @@ std::int64_t rows_a_tile(std::span<const AttentionSpan> spans, std::int64_t kv_h
   return most;
 }
 
-std::vector<Item> tiles_of(const KvLayer& layer, std::span<const AttentionSpan> spans, const AttentionTile& empty, std::int64_t most_rows,
-                           const float* q, float* out) {
+std::vector<Item> tiles_of(const KvLayer& layer, std::span<const AttentionSpan> spans, const AttentionTile& empty, bool causal,
+                           std::int64_t most_rows, const float* q, float* out) {
   std::vector<Item> items;
   for (const AttentionSpan& span : spans) {
     for (std::int64_t row = 0; row < span.rows; row += most_rows) {
@@ -84,11 +87,12 @@ std::vector<Item> tiles_of(const KvLayer& layer, std::span<const AttentionSpan> 
         tile.blocks = span.blocks;
         tile.rows = std::min(most_rows, span.rows - row);
         tile.position = span.position + row;
+        tile.all_seen = causal ? 0 : span.position + span.rows;
         tile.q = q + (span.first_row + row) * tile.q_stride + feature;
         tile.out = out + (span.first_row + row) * tile.out_stride + feature;
         const std::int64_t first = tile.window > 0 ? std::max<std::int64_t>(0, tile.position - tile.window + 1) : 0;
         tile.chunk_begin = first / kChunkKeys;
-        tile.chunk_end = (tile.position + tile.rows - 1) / kChunkKeys + 1;
+        tile.chunk_end = (keys_end(tile) - 1) / kChunkKeys + 1;
         items.push_back({tile, work_of(tile)});
       }
     }
@@ -154,11 +158,13 @@ void attention_with(const AttentionKernels& kernels, std::int64_t piece_rows, co
                     const AttentionOptions& options, Workers& workers) {
   require(heads > 0 && heads % layer.kv_heads == 0, "[inference.attention] ", heads, " heads are no multiple of ", layer.kv_heads,
           " KV heads");
+  require(options.causal || options.window == 0, "[inference.attention] a window of ", options.window,
+          " with attention to both sides isn't built");
   const AttentionTile empty = empty_tile(layer, q_stride, heads, out_stride, options);
   const std::int64_t rows = piece_rows > 0 ? piece_rows : rows_a_tile(spans, layer.kv_heads, empty.group, workers.count());
   std::vector<AttentionTile> whole;
   std::vector<float> partials;
-  auto items = split_items(tiles_of(layer, spans, empty, rows, q, out), workers.count(), whole, partials);
+  auto items = split_items(tiles_of(layer, spans, empty, options.causal, rows, q, out), workers.count(), whole, partials);
   const auto order = heaviest_first(items);
   const auto compute = kernels.tile[static_cast<int>(layer.type)];
   workers.parallel_for(static_cast<std::int64_t>(items.size()), grain_of(items), [&](std::int64_t begin, std::int64_t end) {

@@ -38,9 +38,10 @@ struct AttentionOptions {
   float scale = 0;          ///< of the scores: 1 / sqrt(head_size)
   std::int64_t window = 0;  ///< a row sees this many last tokens, itself included; 0: all
   float softcap = 0;        ///< scores become cap * tanh(score / cap); 0: as they are
+  bool causal = true;       ///< else each row sees its sequence up to the span's last row, as encoders do; without a window
 };
 
-/// out[rows, heads * head_size] = softmax(q K^T) V, causal; rows of this step must have been stored.
+/// out[rows, heads * head_size] = softmax(q K^T) V; rows of this step must have been stored.
 void attention(const KvLayer& layer, std::span<const AttentionSpan> spans, const float* q, std::int64_t q_stride, std::int64_t heads,
                float* out, std::int64_t out_stride, const AttentionOptions& options, Workers& workers);
 

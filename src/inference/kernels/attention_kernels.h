@@ -28,6 +28,7 @@ struct AttentionTile {
   const float* q;              ///< first row, first head
   float* out;
   std::int64_t q_stride, out_stride, rows, group, position, window;
+  std::int64_t all_seen;  ///< keys that every row sees (encoders); 0: a row sees those up to itself
   float scale, softcap;
   std::int64_t chunk_begin, chunk_end;
   float* partial;  ///< null: these are all chunks, the result goes to `out`; else chunk after chunk, partial_floats() of attention.cc each

@@ -132,10 +132,11 @@ double error_of_row(const Cache& cache, const Sequence& sequence, std::int64_t p
                     const AttentionOptions& options) {
   const std::int64_t size = cache.shape.head_size, kv_head = head / cache.shape.group;
   const std::int64_t first = options.window > 0 ? std::max<std::int64_t>(0, position - options.window + 1) : 0;
+  const std::int64_t last = options.causal ? position : sequence.length - 1;
   const std::int64_t at = (position * cache.shape.heads() + head) * size;
   std::vector<double> scores, wanted(static_cast<std::size_t>(size));
   double most = -1e300, sum = 0;
-  for (std::int64_t t = first; t <= position; ++t) {
+  for (std::int64_t t = first; t <= last; ++t) {
     double score = 0;
     for (std::int64_t d = 0; d < size; ++d) score += sequence.q[at + d] * cache.held(sequence.blocks, t, kv_head, d, false);
     score *= options.scale;
@@ -144,7 +145,7 @@ double error_of_row(const Cache& cache, const Sequence& sequence, std::int64_t p
     most = std::max(most, score);
   }
   for (auto& score : scores) sum += score = std::exp(score - most);
-  for (std::int64_t t = first; t <= position; ++t)
+  for (std::int64_t t = first; t <= last; ++t)
     for (std::int64_t d = 0; d < size; ++d) wanted[d] += scores[t - first] / sum * cache.held(sequence.blocks, t, kv_head, d, true);
   double worst = 0;
   for (std::int64_t d = 0; d < size; ++d) {
@@ -212,6 +213,33 @@ TEST(Attention, ARowsBitsDependOnNeitherBatchNorChunksNorTilesNorWorkers) {
           ASSERT_EQ(std::memcmp(wanted.data(), whole.out.data(), wanted.size() * sizeof(float)), 0) << "round " << round;
         }
       }
+    }
+  }
+}
+
+TEST(Attention, WithoutCausalityEachRowSeesAllOfItsSequenceAndNothingElse) {
+  std::mt19937 random(8);
+  Workers one(1), four(4, false);
+  const auto one_of = [&](std::initializer_list<std::int64_t> values) { return values.begin()[random() % values.size()]; };
+  for (int round = 0; round < 12; ++round) {
+    const Shape shape = {kTypes[round % 3], one_of({1, 3}), one_of({1, 1, 2}), one_of({20, 32, 64})};
+    AttentionOptions options = {1 / std::sqrt(static_cast<float>(shape.head_size)), 0, round % 4 == 3 ? 5.0F : 0.0F};
+    options.causal = false;
+    for (const AttentionKernels* kernels : tables()) {
+      Cache cache(shape, 200, random);
+      Sequence a(cache, one_of({1, 15, 16, 17, 255, 256, 257, 700}), random),
+          b(cache, 1 + static_cast<std::int64_t>(random() % 60), random);
+      compute(cache, {{&a, 0, a.length}, {&b, 0, b.length}}, {kernels, &four, 0, options});
+      for (const Sequence* sequence : {&a, &b})
+        for (int sample = 0; sample < 8; ++sample) {
+          const std::int64_t position = sample == 0 ? 0 : static_cast<std::int64_t>(random()) % sequence->length;
+          const std::int64_t head = static_cast<std::int64_t>(random()) % shape.heads();
+          ASSERT_LE(error_of_row(cache, *sequence, position, head, options), 2e-5)
+              << "round " << round << " position " << position << " of " << sequence->length;
+        }
+      const auto wanted = a.out;
+      compute(cache, {{&a, 0, a.length}}, {kernels, &one, static_cast<std::int64_t>(1 + random() % 50), options});
+      ASSERT_EQ(std::memcmp(wanted.data(), a.out.data(), wanted.size() * sizeof(float)), 0) << "round " << round;
     }
   }
 }
@@ -308,6 +336,12 @@ TEST(Attention, HeadsThatDontShareEvenlyAreRefused) {
   Workers workers(1);
   const KvLayer layer = {nullptr, KvType::bf16, 3, 64};
   EXPECT_THROW(attention(layer, {}, nullptr, 0, 10, nullptr, 0, {}, workers), std::invalid_argument);
+}
+
+TEST(Attention, AWindowToBothSidesIsRefused) {
+  Workers workers(1);
+  const KvLayer layer = {nullptr, KvType::bf16, 2, 64};
+  EXPECT_THROW(attention(layer, {}, nullptr, 0, 2, nullptr, 0, {1, 8, 0, false}, workers), std::invalid_argument);
 }
 
 }  // namespace
