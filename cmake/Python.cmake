@@ -2,7 +2,8 @@
 # `import unshard` and `import deepspeed`. The sources are linked into it, so that an edit needs no build.
 find_library(UNSHARD_TORCH_PYTHON torch_python PATHS ${UNSHARD_TORCH_LIB_DIR} NO_DEFAULT_PATH REQUIRED)
 file(GLOB UNSHARD_PYTHON_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/python/*.cc)
-set(UNSHARD_INFERENCE_MODULE ${CMAKE_SOURCE_DIR}/src/python/bind_inference.cc ${CMAKE_SOURCE_DIR}/src/python/inference_module.cc)
+set(UNSHARD_INFERENCE_MODULE ${CMAKE_SOURCE_DIR}/src/python/bind_inference.cc ${CMAKE_SOURCE_DIR}/src/python/bind_embedder.cc
+    ${CMAKE_SOURCE_DIR}/src/python/inference_module.cc)
 list(REMOVE_ITEM UNSHARD_PYTHON_SOURCES ${UNSHARD_INFERENCE_MODULE})
 Python3_add_library(_core MODULE WITH_SOABI ${UNSHARD_PYTHON_SOURCES})
 target_compile_definitions(_core PRIVATE TORCH_API_INCLUDE_EXTENSION_H)

@@ -21,6 +21,7 @@ _NAMES = {
     ],
     "config": ["load_config"],
     "data": ["RepeatingLoader"],
+    "inference.embedder": ["Embedder"],
     "inference.llm": ["LLM"],
     "inference.sampling": ["SamplingParams"],
     "_core": ["ConfigError", "CommError", "CheckpointError", "Communicator", "Config"],

@@ -1,39 +1,21 @@
 #include "inference/open_model.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "inference/model/families.h"
+#include "inference/model/settings_file.h"
 #include "inference/weights/gguf.h"
 #include "unshard/core/error.h"
 
 namespace unshard::inference {
 namespace {
 
-constexpr std::uintmax_t kMostJson = 64 << 20;  // of a config: what is larger is another file
-
-/// An empty object where `optional` and there is none.
-Settings read_json(const std::filesystem::path& path, bool optional) {
-  std::error_code error;
-  if (optional && !std::filesystem::exists(path, error)) return {nlohmann::json::object(), path.string()};
-  const auto bytes = std::filesystem::file_size(path, error);
-  if (error) throw ModelError(cat(path.string(), ": can't be read: ", error.message()));
-  if (bytes > kMostJson) throw ModelError(cat(path.string(), ": has ", bytes, " bytes, which is no configuration"));
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  auto json = nlohmann::json::parse(text.str(), nullptr, false);
-  if (!file || !json.is_object()) throw ModelError(cat(path.string(), ": isn't a JSON object: damaged or foreign"));
-  return {std::move(json), path.string()};
-}
-
 OpenedModel open_folder(const std::filesystem::path& folder) {
   std::error_code error;
   if (!std::filesystem::exists(folder / "config.json", error))
     throw ModelError(cat(folder.string(), ": has no config.json; a Hugging Face folder or a GGUF file is wanted"));
   OpenedModel model;
-  model.config = config_from_hugging_face(read_json(folder / "config.json", false), read_json(folder / "generation_config.json", true));
+  model.config = config_from_hugging_face(read_settings(folder / "config.json"), read_settings(folder / "generation_config.json", true));
   model.weights = open_weights(folder.string());
   return model;
 }

@@ -1,38 +1,19 @@
 #include "inference/runner.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <numeric>
 
 #include "inference/model/cpu_model.h"
+#include "inference/weights/memory_need.h"
 #include "unshard/core/error.h"
 
 namespace unshard::inference {
 namespace {
 
-std::int64_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
-  return -1;
-}
-
-/// Roughly what the packed weights will take, from the file alone.
-std::int64_t weight_bytes(const WeightSource& source, const std::string& dtype) {
-  const double asked = dtype == "fp32" ? 4 : dtype == "int8" || dtype == "w8a8" ? 1.125 : dtype == "int4" ? 0.625 : 2;
-  double bytes = 0;
-  for (const auto& name : source.names()) {
-    double numel = 1;
-    for (const auto size : source.shape(name)) numel *= static_cast<double>(size);
-    bytes += numel * asked;
-  }
-  return static_cast<std::int64_t>(bytes);
-}
-
 /// `budget`: of the weights, 0: none. `table_bytes`: of cos and sin of every position, which a config can say to be millions.
 void check_memory(const WeightSource& source, const std::string& dtype, std::int64_t budget, int ranks, double table_bytes) {
-  const auto all = weight_bytes(source, dtype) / ranks, weights = budget > 0 ? std::min(all, budget) : all, free = available_bytes();
+  const auto all = packed_bytes(source, dtype) / ranks, weights = budget > 0 ? std::min(all, budget) : all, free = available_bytes();
   constexpr double kMega = 1 << 20;
   if (free >= 0 && static_cast<double>(weights) + table_bytes > static_cast<double>(free))
     throw ModelError(cat(source.path(), ": its weights take about ", weights >> 20, " MB as ", dtype, ", its positions ",

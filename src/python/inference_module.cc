@@ -3,9 +3,11 @@
 
 namespace unshard::python {
 void bind_inference(py::module_& module);
+void bind_embedder(py::module_& module);
 }
 
 PYBIND11_MODULE(_inference, module) {
-  module.doc() = "Binding of Unshard's inference engine. Use `unshard.LLM`, or `unshard serve`.";
+  module.doc() = "Binding of Unshard's inference engine. Use `unshard.LLM`, `unshard.Embedder`, or `unshard serve`.";
   unshard::python::bind_inference(module);
+  unshard::python::bind_embedder(module);
 }

@@ -28,13 +28,18 @@ class Tokenizer:
     def has_chat_template(self):
         return self._template is not None
 
-    def encode(self, text, add_special_tokens=True):
-        """add_special_tokens: what the model wants around a plain prompt (a beginning-of-text token, say). Raises ValueError."""
+    def encode(self, text, add_special_tokens=True, at_most=None):
+        """add_special_tokens: what the model wants around a plain prompt (a beginning-of-text token, say). at_most: tokens, these
+        included; the text's end is left out. Raises ValueError."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text isn't Unicode: half a surrogate pair at character {error.start}") from error
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if at_most is None:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        found = self.backend.encode(text, add_special_tokens=False)
+        found.truncate(max(0, at_most - self.backend.num_special_tokens_to_add(False)))
+        return self.backend.post_process(found).ids
 
     def decode(self, tokens, skip_special=True):
         return self.backend.decode(tokens, skip_special_tokens=skip_special)
