@@ -1,6 +1,6 @@
 """The command `unshard`: `run` starts ranks, `timeline` shows what they did when, `bench comm` measures between them, `report` describes
-this machine, `config show` prints a resolved configuration, `checkpoint` looks at checkpoints and converts them, `serve` and `generate`
-run a trained model."""
+this machine, `config show` prints a resolved configuration, `checkpoint` looks at checkpoints and converts them, `serve`, `generate`
+and `embed` run a trained model."""
 import argparse
 import sys
 
@@ -28,7 +28,7 @@ def main(argv=None):
     if argv[:1] == ["checkpoint"]:
         from unshard.checkpoint.cli import main as checkpoint
         return checkpoint(argv[1:])
-    if argv[:1] in (["serve"], ["generate"]):
+    if argv[:1] in (["serve"], ["generate"], ["embed"]):
         from unshard.inference import commands
         return getattr(commands, argv[0])(argv[1:])
     from unshard import __version__
@@ -44,6 +44,7 @@ def main(argv=None):
     commands.add_parser("checkpoint", help="inspect, verify, consolidate or convert a checkpoint, unshard's or DeepSpeed's", add_help=False)
     commands.add_parser("serve", help="a trained model over HTTP, as OpenAI's API, with a page to try it", add_help=False)
     commands.add_parser("generate", help="what a trained model makes of a prompt", add_help=False)
+    commands.add_parser("embed", help="vectors of texts, by an encoder", add_help=False)
     config = commands.add_parser("config", help="look at a configuration").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every resolved key, its value and where that came from")
     show.add_argument("file", help="a DeepSpeed JSON")

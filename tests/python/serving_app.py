@@ -36,7 +36,7 @@ class Server:
         wait_until(lambda: self._uvicorn.started)
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.engine = model.engines[0]
+        self.engine = model.engines[0] if model else None
         self.service = self.app.state.service
 
     def close(self):

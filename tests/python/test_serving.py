@@ -12,6 +12,7 @@ import time
 
 import httpx
 import pytest
+from fake_embedder import FakeEmbedder
 from serving_app import make_model, serving, wait_until
 
 FOX = "The quick brown fox jumps over the lazy dog. Grüße aus Köln 🎉. "
@@ -20,7 +21,7 @@ USER = [{"role": "user", "content": "Why?"}]
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(answer=FOX) as running:
+    with serving(answer=FOX, settings={"embedder": FakeEmbedder()}) as running:
         yield running
 
 
@@ -153,7 +154,7 @@ def test_what_the_models_makers_recommend_is_the_default():
 
 
 def test_models(client, server):
-    assert [model.id for model in client.models.list()] == ["small"]
+    assert [model.id for model in client.models.list()] == ["small", "vectors"]
     assert client.models.retrieve("small").max_model_len == server.model.context
     import openai
     for call in (lambda: client.models.retrieve("large"), lambda: client.completions.create(model="large", prompt="x")):
@@ -533,8 +534,9 @@ def test_an_idle_server_ends_at_once():
 # ---- its own description --------------------------------------------------------------------------------------------------------------
 def test_the_openapi_page_says_what_is_answered(http_client):
     page = http_client.get("/openapi.json").json()
-    assert set(page["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/health", "/metrics"}
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    assert set(page["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}",
+                                  "/health", "/metrics"}
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
         assert set(page["paths"][path]["post"]["responses"]) == {"200", "400", "401", "404", "413", "429", "503"}
 
 

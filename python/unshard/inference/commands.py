@@ -1,4 +1,4 @@
-"""`unshard serve MODEL` and `unshard generate MODEL PROMPT`."""
+"""`unshard serve MODEL`, `unshard generate MODEL PROMPT` and `unshard embed MODEL TEXT...`."""
 import argparse
 import os
 import sys
@@ -11,11 +11,12 @@ from unshard.inference.tokenizer_files import model_path
 from unshard.streams import command
 
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+_DTYPES = ("auto", "fp32", "bf16", "fp16", "int8", "int4", "w8a8")
 
 
 def _engine_options(parser):
     group = parser.add_argument_group("engine")
-    group.add_argument("--dtype", choices=("auto", "fp32", "bf16", "fp16", "int8", "int4", "w8a8"),
+    group.add_argument("--dtype", choices=_DTYPES,
                        help="of the weights; int8 and int4: weights only, w8a8: activations too (default auto: as the file has them)")
     group.add_argument("--kv-dtype", choices=("auto", "fp32", "bf16", "int8"),
                        help="of the KV cache (default auto: bf16, or fp32 beside fp32)")
@@ -76,9 +77,8 @@ def _port(text):
     return value
 
 
-def _opened(options):
-    given = {name: getattr(options, name) for name in _ENGINE if getattr(options, name) is not None}
-    return open_model(options.model, **given)
+def _given(options):
+    return {name: getattr(options, name) for name in _ENGINE if getattr(options, name) is not None}
 
 
 def _complain(error):
@@ -86,15 +86,18 @@ def _complain(error):
     return 1
 
 
-def _parser(name, description):
+def _parser(name, description, model="a Hugging Face folder (config.json, safetensors, tokenizer) or a GGUF file"):
     parser = argparse.ArgumentParser(prog=f"unshard {name}", description=description)
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder (config.json, safetensors, tokenizer) or a GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=model)
     return parser
 
 
 def serve_parser():
     parser = _parser("serve", "Serve a model over HTTP, as OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models; /health, "
-                     "/metrics, and a page at / to look at it and try a prompt.")
+                     "/metrics, and a page at / to look at it and try a prompt. Where MODEL is an encoder: /v1/embeddings.")
+    parser.add_argument("--embedding-model", metavar="PATH", help="an encoder's Hugging Face folder, for /v1/embeddings beside MODEL")
+    parser.add_argument("--embedding-dtype", choices=_DTYPES, default="auto", help="of its weights (default auto: as the file has them)")
+    parser.add_argument("--served-embedding-name", metavar="NAME", help="what clients call it (default: the name of its folder)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
     parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("UNSHARD_API_KEY"),
@@ -113,21 +116,24 @@ def serve_parser():
 def serve(argv):
     options = serve_parser().parse_args(argv)
     try:
+        from unshard.inference.embedding_commands import open_served
         from unshard.inference.server.app import create_app
         from unshard.inference.server.run import serve as run
     except ImportError as error:
         return _complain(f"serving needs a package that is missing: {error}; pip install {' '.join(_SERVER_PACKAGES)}")
     try:
         began = time.perf_counter()
-        sampling = sampling_defaults(model_path(options.model)) if options.generation_config == "auto" else {}
-        model = _opened(options)
-        app = create_app(model, name=options.served_model_name, api_key=options.api_key, sampling=sampling)
+        model, embedder = open_served(options, _given(options))
+        wanted = model and options.generation_config == "auto"
+        sampling = sampling_defaults(model_path(options.model)) if wanted else {}
+        app = create_app(model, name=options.served_model_name, api_key=options.api_key, sampling=sampling, embedder=embedder,
+                         embedding_name=options.served_embedding_name, max_waiting_embeddings=options.max_waiting or 1024)
 
         def ready(port):
             host = f"[{options.host}]" if ":" in options.host else options.host
             print(f"{app.state.service.name} is served on http://{host}:{port} ({time.perf_counter() - began:.1f} s; "
-                  f"{_facts(model, sampling)})", flush=True)
-            if model.info.get("weights_from_disk"):
+                  f"{'; '.join(_facts(each) for each in (model, embedder) if each)}{_defaults(sampling)})", flush=True)
+            if model and model.info.get("weights_from_disk"):
                 print(model.info["weights_from_disk"], flush=True)
         run(app, host=options.host, port=options.port, drain_timeout_s=options.drain_timeout, ready=ready)
     except (RuntimeError, ValueError, OSError) as error:
@@ -135,14 +141,14 @@ def serve(argv):
     return 0
 
 
-def _facts(model, sampling):
-    info = model.info
+def _facts(model):
+    info, replicas = model.info, len(getattr(model, "engines", ()))
     facts = [info["family"], f"{info['parameters'] / 1e6:.0f} M parameters", info["dtype"], f"context {model.context}"]
-    if len(model.engines) > 1:
-        facts.append(f"{len(model.engines)} replicas")
-    if sampling:
-        facts.append(f"generation_config.json: {' '.join(f'{name} {value:g}' for name, value in sampling.items())}")
-    return ", ".join(facts)
+    return ", ".join(facts + ([f"{replicas} replicas"] if replicas > 1 else []))
+
+
+def _defaults(sampling):
+    return f"; generation_config.json: {' '.join(f'{name} {value:g}' for name, value in sampling.items())}" if sampling else ""
 
 
 def generate_parser():
@@ -173,7 +179,7 @@ def generate(argv):
     try:
         from unshard.inference.llm import LLM
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        with LLM.of(_opened(options)) as llm:
+        with LLM.of(open_model(options.model, **_given(options))) as llm:
             return _show(llm, _prompt(llm, prompt, options), {name: getattr(options, name) for name in _SAMPLING})
     except KeyboardInterrupt:
         print("\nunshard: interrupted", file=sys.stderr)
@@ -203,4 +209,33 @@ def _show(llm, prompt, sampling):
     rate = f", then {(made - 1) / (end - first):.1f} tokens/s" if made > 1 and end > first else ""
     guesses = f"; {right} of {guessed} guesses right" if guessed else ""
     print(f"[{len(prompt)} prompt tokens; first text after {(first or end) - began:.2f} s{rate}; {made} tokens{guesses}]", file=sys.stderr)
+    return 0
+
+
+def embed_parser():
+    parser = _parser("embed", "Vectors of texts, by an encoder: one a line, as a JSON list. Their speed goes to standard error.",
+                     model="the Hugging Face folder of an encoder (BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT)")
+    parser.add_argument("texts", metavar="TEXT", nargs="+", help="- reads standard input, one text a line")
+    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing them")
+    parser.add_argument("--dtype", choices=_DTYPES, default="auto", help="of the weights (default auto: as the file has them)")
+    parser.add_argument("--threads", type=_positive, metavar="N", default=0, help="that compute (default: the processor's cores)")
+    parser.add_argument("--max-context", type=_positive, metavar="N", default=0, help="tokens of a text at most (default: the model's own)")
+    return parser
+
+
+@command("unshard embed")
+def embed(argv):
+    options = embed_parser().parse_args(argv)
+    try:
+        from unshard.inference.embedder import Embedder
+        from unshard.inference.embedding_commands import show
+        with Embedder(options.model, dtype=options.dtype, threads=options.threads, max_context=options.max_context) as embedder:
+            show(embedder, options.texts, options.truncate)
+    except KeyboardInterrupt:
+        print("\nunshard: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        return _complain(error)
     return 0

@@ -10,18 +10,21 @@ from unshard import __version__
 from unshard.inference.server import documented, errors, page
 from unshard.inference.server.chat import chat
 from unshard.inference.server.completions import complete
+from unshard.inference.server.embeddings import embed
 from unshard.inference.server.errors import ApiError
 from unshard.inference.server.gate import Gate
-from unshard.inference.server.schema import ChatRequest, CompletionRequest
+from unshard.inference.server.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from unshard.inference.server.service import Service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(model, *, name=None, api_key=None, sampling=None):
-    """model: a unshard.inference.model.Model. name: what clients call it. sampling: SamplingParams' fields for requests that don't say
-    them; else OpenAI's defaults. `app.state.service` is the Service."""
-    service = Service(model, name, sampling)
+def create_app(model, *, name=None, api_key=None, sampling=None, embedder=None, embedding_name=None, max_waiting_embeddings=1024):
+    """model: a unshard.inference.model.Model, or None beside an embedder. embedder: an unshard.Embedder, or None. name, embedding_name:
+    what clients call them (name: the embedder, where there is no model). sampling: SamplingParams' fields for requests that don't say
+    them; else OpenAI's defaults. max_waiting_embeddings: requests for embeddings that may wait; more get a 429. `app.state.service` is
+    the Service."""
+    service = Service(model, name, sampling, embedder, embedding_name, max_waiting_embeddings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_):
@@ -41,39 +44,39 @@ def create_app(model, *, name=None, api_key=None, sampling=None):
 
 
 def _add_generation(app, service):
-    def check(request):
-        if request.model is not None and request.model != service.name:
-            raise ApiError(404, f"there is no model {request.model[:100]!r} here; this server has {service.name!r}", param="model",
-                           code="model_not_found")
-
     @app.post("/v1/completions", responses=documented.COMPLETION, response_class=JSONResponse)
     async def completions(body: CompletionRequest, http: Request):
         """Continue a text."""
-        check(body)
+        service.served.require_text(body.model)
         return await complete(service, body, http)
 
     @app.post("/v1/chat/completions", responses=documented.CHAT, response_class=JSONResponse)
     async def chat_completions(body: ChatRequest, http: Request):
         """Answer in a conversation."""
-        check(body)
+        service.served.require_text(body.model)
         return await chat(service, body, http)
+
+    @app.post("/v1/embeddings", responses=documented.EMBEDDINGS, response_class=JSONResponse)
+    async def embeddings(body: EmbeddingRequest, http: Request):
+        """Vectors of texts."""
+        service.served.require_embeddings(body.model)
+        return await embed(service, body, http)
 
 
 def _add_models(app, service):
-    def description():
-        return {"id": service.name, "object": "model", "created": service.created, "owned_by": "unshard",
-                "max_model_len": service.model.context}
+    def description(name):
+        of_text = name == service.served.text
+        return {"id": name, "object": "model", "created": service.created, "owned_by": "unshard",
+                "max_model_len": service.model.context if of_text else service.embeddings.embedder.context}
 
     @app.get("/v1/models", responses=documented.GUARDED)
     async def models():
-        return {"object": "list", "data": [description()]}
+        return {"object": "list", "data": [description(name) for name in service.served.names]}
 
     @app.get("/v1/models/{name:path}", responses=documented.MODEL)
     async def model(name: str):
-        if name != service.name:
-            raise ApiError(404, f"there is no model {name[:100]!r} here; this server has {service.name!r}", param="model",
-                           code="model_not_found")
-        return description()
+        service.served.require_known(name)
+        return description(name)
 
 
 def _add_state(app, service):
@@ -94,13 +97,15 @@ def _add_state(app, service):
 
     @app.get("/live", include_in_schema=False)
     async def live():
-        return {"model": service.name, "context": service.model.context, "chat": service.model.tokenizer.has_chat_template,
-                "dtype": service.model.info["dtype"], "kv_dtype": service.model.info["kv_dtype"], "draining": service.draining,
-                "replicas": len(service.model.engines), "failed": len(service.failures), **service.metrics.live()}
+        model = service.model
+        facts = {"context": model.context, "chat": model.tokenizer.has_chat_template, "dtype": model.info["dtype"],
+                 "kv_dtype": model.info["kv_dtype"], "replicas": len(model.engines), "failed": len(service.failures)} if model else {}
+        return {"model": service.name, **facts, "draining": service.draining, **service.metrics.live()}
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show_page():
-        return HTMLResponse(page.page(service.name), headers={"Content-Security-Policy": page.POLICY})
+        made = page.page(service.name) if service.model else page.embeddings_page(service.name)
+        return HTMLResponse(made, headers={"Content-Security-Policy": page.POLICY})
 
 
 def _openapi(app, has_key):

@@ -58,6 +58,24 @@ class ChatAnswer(BaseModel):
     usage: Usage
 
 
+class Embedding(BaseModel):
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 def _errors(**statuses):
     return {int(status[1:]): {"model": Error, "description": text} for status, text in statuses.items()}
 
@@ -72,6 +90,7 @@ _GENERATION = GUARDED | _errors(_400="A wrong value; `param` names it", _404="No
                                 _429="The queue is full; Retry-After says when to try again", _503="The server is shutting down")
 COMPLETION = _answer(CompletionAnswer) | _GENERATION
 CHAT = _answer(ChatAnswer) | _GENERATION
+EMBEDDINGS = {200: {"model": EmbeddingAnswer, "description": "A vector of each input, in order; as base64 its float32 bytes"}} | _GENERATION
 MODEL = GUARDED | _errors(_404="No such model")
 HEALTH = _errors(_503="The engine failed, or the server is shutting down")
 METRICS = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"}}

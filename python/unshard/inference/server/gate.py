@@ -84,4 +84,4 @@ def _label(scope):
     """The path's pattern: there must be few. What is refused here has no route yet."""
     if route := scope.get("route"):
         return route.path
-    return scope["path"] if scope["path"] in ("/v1/completions", "/v1/chat/completions") else "other"
+    return scope["path"] if scope["path"] in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings") else "other"

@@ -20,6 +20,13 @@ _COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("promp
              "guessed": ("guesses", "Guesses at next tokens (speculative decoding) that were computed"),
              "accepted": ("guesses_accepted", "Guesses that were right: tokens without a step of their own"),
              "busy_s": ("busy_seconds", "Time in steps")}
+_EMBEDDING_GAUGES = {"waiting": ("requests_waiting", "Requests for embeddings that aren't answered yet"),
+                     "waiting_tokens": ("tokens_waiting", "Their tokens that no turn has taken yet")}
+_EMBEDDING_COUNTERS = {"texts": ("texts", "Texts made embeddings"), "tokens": ("tokens", "Tokens of texts made embeddings"),
+                       "turns": ("turns", "Batches of texts that were computed together"),
+                       "refused": ("requests_refused", "Requests for embeddings refused because the queue was full"),
+                       "cancelled": ("requests_cancelled", "Requests for embeddings whose client left"),
+                       "busy_s": ("busy_seconds", "Time in computing embeddings")}
 
 
 class Metrics:
@@ -34,6 +41,7 @@ class Metrics:
         self.first_token = self._histogram("first_token_seconds", "From a request's arrival to its first token")
         self.between_tokens = self._histogram("between_tokens_seconds", "Between tokens of one sequence")
         self.request_time = self._histogram("request_seconds", "From a request's arrival to its end")
+        self.embedding_time = self._histogram("embedding_seconds", "From a request for embeddings to its answer")
         self._recent = {"first_token": collections.deque(maxlen=200), "between_tokens": collections.deque(maxlen=1000)}
 
     def _histogram(self, name, help):
@@ -48,16 +56,16 @@ class Metrics:
         self._recent["between_tokens"].append(seconds)
 
     def collect(self):
-        """prometheus_client asks for the engines' own figures."""
-        engines = self._service.model.engines
-        stats = [engine.stats() for engine in engines]
-        for family, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for key, (name, help) in figures.items():
-                yield _by_replica(family, f"unshard_{name}", help, [of_one[key] for of_one in stats])
-        if len(engines) > 1:
-            failed = self._service.failures
-            yield _by_replica(GaugeMetricFamily, "unshard_replica_up", "1 while the replica serves, 0 when it has failed",
-                              [int(at not in failed) for at in range(len(engines))])
+        """prometheus_client asks for the engines' own figures, and those of embeddings."""
+        model, embeddings = self._service.model, self._service.embeddings
+        if model:
+            yield from _families("unshard", _GAUGES, _COUNTERS, [engine.stats() for engine in model.engines])
+            if len(model.engines) > 1:
+                failed = self._service.failures
+                yield _by_replica(GaugeMetricFamily, "unshard_replica_up", "1 while the replica serves, 0 when it has failed",
+                                  [int(at not in failed) for at in range(len(model.engines))])
+        if embeddings:
+            yield from _families("unshard_embedding", _EMBEDDING_GAUGES, _EMBEDDING_COUNTERS, [embeddings.stats()])
 
     def text(self):
         return prometheus_client.generate_latest(self.registry)
@@ -66,7 +74,16 @@ class Metrics:
         """What the page draws: the engine's figures, and the median and P95 of recent latencies in seconds (None: none yet)."""
         latencies = {f"{name}_{label}": _quantile(values, share) for name, values in self._recent.items()
                      for label, share in (("median", 0.5), ("p95", 0.95))}
-        return {**self._service.dispatcher.stats(), **latencies, "uptime_s": round(time.monotonic() - self._started, 3)}
+        engine = self._service.dispatcher.stats() if self._service.model else {}
+        embeddings = {"embeddings": self._service.embeddings.stats()} if self._service.embeddings else {}
+        return {**engine, **embeddings, **latencies, "uptime_s": round(time.monotonic() - self._started, 3)}
+
+
+def _families(prefix, gauges, counters, stats):
+    """stats: of each replica"""
+    for family, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for key, (name, help) in figures.items():
+            yield _by_replica(family, f"{prefix}_{name}", help, [of_one[key] for of_one in stats])
 
 
 def _by_replica(family, name, help, values):

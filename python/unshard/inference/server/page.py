@@ -10,8 +10,18 @@ POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 @functools.cache
 def page(name):
-    result = (_FILES / "page.html").read_text(encoding="utf-8")
-    scripts = "\n".join(_asset(file) for file in ("charts.js", "prompt.js", "main.js"))
+    return _filled("page.html", name, "charts.js", "prompt.js", "main.js")
+
+
+@functools.cache
+def embeddings_page(name):
+    """Of a server that has an embedding model only."""
+    return _filled("embeddings.html", name, "embeddings.js")
+
+
+def _filled(file, name, *scripts):
+    result = _asset(file)
+    scripts = "\n".join(map(_asset, scripts))
     for key, text in (("TITLE", html.escape(f"unshard: {name}")), ("NAME", html.escape(name)), ("STYLE", _asset("page.css")),
                       ("SCRIPT", scripts)):
         result = result.replace(f"@@{key}@@", text)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 from unshard.inference.server.errors import bad_request
 
 MOST_CHOICES = 128              # of one request: prompts times n
+MOST_INPUTS = 2048              # of one request for embeddings
 _MOST_STOPS = 16
 _MOST_NAMES = 100
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -13,8 +14,16 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 _TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
-_PROMPT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "maxItems": MOST_CHOICES, "items": {"type": "string"}},
-                     _TOKENS, {"type": "array", "minItems": 1, "maxItems": MOST_CHOICES, "items": _TOKENS}]}
+
+
+def _several(text, most):
+    """The JSON schema of what _texts() takes. text: that of one text."""
+    return {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": most, "items": text},
+                      _TOKENS, {"type": "array", "minItems": 1, "maxItems": most, "items": _TOKENS}]}
+
+
+_PROMPT = _several({"type": "string"}, MOST_CHOICES)
+_INPUT = _several({"type": "string", "minLength": 1}, MOST_INPUTS)
 
 
 class Strict(BaseModel):
@@ -124,13 +133,7 @@ class CompletionRequest(SamplingRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _prompt(cls, value):
-        if isinstance(value, str) or _tokens(value):
-            return value
-        if isinstance(value, list) and len(value) > MOST_CHOICES and not isinstance(value[0], int):
-            raise ValueError(f"{len(value)} prompts; there are at most {MOST_CHOICES}")
-        if not isinstance(value, list) or not value or not (all(isinstance(v, str) for v in value) or all(map(_tokens, value))):
-            raise ValueError("a text, a list of texts, a list of tokens, or a list of such lists; none empty")
-        return value
+        return _texts(value, MOST_CHOICES, "prompts")
 
     def check(self):
         super().check()
@@ -150,12 +153,26 @@ class CompletionRequest(SamplingRequest):
         return self.logprobs
 
     def prompts(self):
-        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if single else self.prompt
+        return _listed(self.prompt)
 
 
 def _tokens(values):
     return isinstance(values, list) and bool(values) and all(type(v) is int and 0 <= v < 2**31 for v in values)
+
+
+def _texts(value, most, name):
+    """A text, a list of texts, a list of tokens, or a list of such lists, as it is. Raises ValueError."""
+    if isinstance(value, str) or _tokens(value):
+        return value
+    if isinstance(value, list) and len(value) > most and not isinstance(value[0], int):
+        raise ValueError(f"{len(value)} {name}; there are at most {most}")
+    if not isinstance(value, list) or not value or not (all(isinstance(v, str) for v in value) or all(map(_tokens, value))):
+        raise ValueError("a text, a list of texts, a list of tokens, or a list of such lists; none empty")
+    return value
+
+
+def _listed(value):
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
 
 class TextPart(Strict):
@@ -241,3 +258,22 @@ class ChatRequest(SamplingRequest):
 
     def logprobs_wanted(self):
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class EmbeddingRequest(Strict):
+    model: str | None = None
+    input: Annotated[Any, WithJsonSchema(_INPUT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, lt=2**31)
+    user: str | None = None             # accepted, and without any effect here
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _input(cls, value):
+        value = _texts(value, MOST_INPUTS, "inputs")
+        if value == "" or isinstance(value, list) and "" in value:
+            raise ValueError("a text is empty")
+        return value
+
+    def inputs(self):
+        return _listed(self.input)

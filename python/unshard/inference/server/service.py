@@ -5,9 +5,11 @@ import time
 from unshard.inference.dispatcher import EngineStopped
 from unshard.inference.replicas import Replicas
 from unshard.inference.sampling import SamplingParams
+from unshard.inference.server.embedding_queue import EmbeddingQueue
 from unshard.inference.server.errors import ApiError, bad_request, draining, overloaded
 from unshard.inference.server.job import Job
 from unshard.inference.server.metrics import Metrics
+from unshard.inference.server.served import Served
 
 _LONG_TEXT = 20_000             # characters; longer ones are tokenised beside the event loop
 _CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tokenised to its end
@@ -16,9 +18,13 @@ _CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tok
 class Service:
     """Lives on one event loop; `start` and `close` are called there."""
 
-    def __init__(self, model, name=None, sampling=None):
-        self.model, self.name = model, name or model.name
+    def __init__(self, model, name=None, sampling=None, embedder=None, embedding_name=None, max_waiting_embeddings=1024):
+        """model, embedder: one of them may be None. sampling: SamplingParams' fields for requests that don't say them."""
+        self.model, self.name = model, name or (model or embedder).name
         self._defaults = dict(sampling or {})
+        self.embedding_name = None if embedder is None else embedding_name or embedder.name if model else self.name
+        self.served = Served(self.name if model else None, self.embedding_name)
+        self.embeddings = EmbeddingQueue(embedder, max_waiting_embeddings) if embedder else None
         self.created = int(time.time())
         self.metrics = Metrics(self)
         self.draining = False
@@ -28,10 +34,16 @@ class Service:
 
     def start(self):
         self._loop = asyncio.get_running_loop()
-        self.dispatcher = Replicas(self.model.engines, self._deliver)
+        if self.model:
+            self.dispatcher = Replicas(self.model.engines, self._deliver)
+        if self.embeddings:
+            self.embeddings.start()
 
     async def close(self):
-        await asyncio.to_thread(self.dispatcher.close)
+        if self.embeddings:
+            await asyncio.to_thread(self.embeddings.close)
+        if self.model:
+            await asyncio.to_thread(self.dispatcher.close)
 
     @property
     def failure(self):
