@@ -51,14 +51,14 @@ const WeightView* TensorReader::find(const std::string& name, const char* kind) 
 
 const WeightView* TensorReader::found(const std::string& name) const {
   const auto* view = source_.find(name);
-  if (view) read_.insert(view->name);
+  if (view) known_.insert(view->name);
   return view;
 }
 
 std::vector<std::string> TensorReader::unread() const {
   std::vector<std::string> names;
   for (const auto& name : source_.names())
-    if (!read_.contains(name) && of_a_layer(name) && !is_table(name)) names.push_back(name);
+    if (!known_.contains(name) && of_a_layer(name) && !is_table(name)) names.push_back(name);
   return names;
 }
 

@@ -51,7 +51,7 @@ class TensorReader {
   const bool values_;
   std::vector<WeightView> read_;
   std::deque<std::vector<std::byte>> made_;
-  mutable std::set<std::string> read_;
+  mutable std::set<std::string> known_;  ///< names that find() has given
 };
 
 }  // namespace unshard::inference
