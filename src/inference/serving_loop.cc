@@ -227,8 +227,11 @@ void ServingLoop::compute(const Step& step) {
     for (auto row = rows - 1 - chunk.drafts; row < rows; ++row) batch_.logit_rows.push_back(row);
     counts_.guessed += chunk.drafts;
   }
+  const double start = seconds();
   runner_.step(step.copies, batch_, logits_);
-  counts_.prompt_tokens += step.tokens - static_cast<std::int64_t>(batch_.logit_rows.size());
+  const auto prompt_tokens = step.tokens - static_cast<std::int64_t>(batch_.logit_rows.size());
+  if (speculator_ && prompt_tokens == 0) speculator_->computed(step.tokens, seconds() - start);
+  counts_.prompt_tokens += prompt_tokens;
 }
 
 void ServingLoop::choose(const Step& step) {

@@ -83,8 +83,8 @@ def test_the_output_is_that_without_guesses(family, way, folder):
         engine = _core.InferenceEngine(path, {**TINY, **with_guesses(folder, family, way), **changes})
         assert answers(engine, asked, together) == wanted, (together, changes)
         stats = engine.stats()
-        assert stats["guessed"] > 0 and 0 <= stats["accepted"] <= stats["guessed"]
-        assert way == "another" or stats["accepted"] > 0
+        assert 0 <= stats["accepted"] <= stats["guessed"]
+        assert changes or (stats["guessed"] > 0 and (way == "another" or stats["accepted"] > 0))
         assert stats["generated_tokens"] == sum(len(sequence[0]) for answer in wanted for sequence in answer)
         engine.close()
 

@@ -44,7 +44,7 @@ struct EngineOptions {
   /// Speculative decoding: who guesses next tokens, which one step then checks together. The output stays what it is, bit for bit.
   /// "": nobody; "ngram": what followed the last tokens earlier in prompt or output; else the path of a smaller model of the same
   /// vocabulary.
-  std::string speculate = {};
+  std::string speculate = "";
   std::int64_t guesses = 8;   ///< of a sequence in a step, at most; fewer, or none, where more wouldn't pay
   bool always_guess = false;  ///< as many as there are, whether they pay or not
   /// Of layers and output matrix, on each rank. Where they take more, some stay and the others are read from disk in each step, ahead of

@@ -86,13 +86,15 @@ void Speculator::chosen(SequenceId id, std::span<const Choice> choices) {
 
 namespace {
 
-/// The draft has blocks for as many tokens as the target: without shared prefixes it may run out, and then guesses nothing for some.
+/// In its file's own number format: a quantised copy of the target is a draft too. It has blocks for as many tokens as the target; as it
+/// shares no prefixes it may run out, and then guesses nothing for some.
 std::unique_ptr<Proposer> open_draft(const EngineOptions& options, const Runner& target, Workers& workers) {
   auto model = open_model(options.speculate);
   require(model.config.vocab == target.info().vocab, "[inference.engine] the draft model ", options.speculate, " has a vocabulary of ",
           model.config.vocab, " tokens and the model one of ", target.info().vocab,
           "; speculate names a smaller model with the same tokenizer");
   auto own = options;
+  own.dtype = own.kv_dtype = "auto";
   own.max_context = std::min(target.info().context, model.config.context);
   own.kv_cache_tokens = target.kv_blocks() * kBlockTokens;
   return std::make_unique<DraftProposer>(std::make_unique<Runner>(std::move(model), own, workers, nullptr), own, workers);

@@ -25,6 +25,8 @@ class Speculator {
   /// \param room    tokens that the step has left for guesses
   /// \return        those of `wanted` that got guesses
   std::vector<Proposal> propose(std::vector<Proposal> wanted, std::int64_t room);
+  /// A step of so many rows, prompts not among them, took so long.
+  void computed(std::int64_t rows, double seconds) { cost_->observe(rows, seconds); }
   /// The sequence's tokens of the step that is done; each call follows a propose() that may have had guesses for it.
   void chosen(SequenceId id, std::span<const Choice> choices);
 

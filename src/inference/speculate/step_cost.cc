@@ -10,9 +10,10 @@
 namespace unshard::inference {
 namespace {
 
-constexpr int kRounds = 3;
-constexpr double kLong_s = 0.5;      // rounds end when they have taken so long
-constexpr double kLeastGain = 1.03;  // what measuring errors could hide isn't worth a try
+constexpr int kRounds = 5;
+constexpr double kLong_s = 0.5;                            // rounds end when they have taken so long
+constexpr double kLeastGain = 1.05;                        // what measuring errors could hide isn't worth a try
+constexpr double kOfLoad = 1.0 / 16, kOfPoint = 1.0 / 64;  // weight of the latest step
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -48,13 +49,23 @@ StepCost StepCost::measure(Runner& runner, std::int64_t most_rows) {
   return StepCost(std::move(points));
 }
 
-double StepCost::seconds(std::int64_t rows) const {
+double StepCost::along_lines(std::int64_t rows) const {
   if (points_.size() == 1) return points_.front().seconds;
   auto upper = std::ranges::find_if(points_, [&](const Point& point) { return point.rows >= rows; });
   if (upper == points_.end()) --upper;
   if (upper == points_.begin()) return upper->seconds;
   const Point &low = *(upper - 1), &high = *upper;
   return low.seconds + (high.seconds - low.seconds) * static_cast<double>(rows - low.rows) / static_cast<double>(high.rows - low.rows);
+}
+
+void StepCost::observe(std::int64_t rows, double seconds) {
+  const double longer = std::clamp(seconds / this->seconds(rows), 0.5, 2.0) - 1;
+  load_ *= 1 + kOfLoad * longer;
+  for (std::size_t i = 0; i < points_.size(); ++i) {
+    const bool below = i + 1 < points_.size() && points_[i + 1].rows <= rows, above = i > 0 && points_[i - 1].rows >= rows;
+    if (!below && !above) points_[i].seconds *= 1 + kOfPoint * longer;
+  }
+  for (std::size_t i = 1; i < points_.size(); ++i) points_[i].seconds = std::max(points_[i].seconds, points_[i - 1].seconds);
 }
 
 std::vector<std::int64_t> guesses_that_pay(std::span<const std::vector<double>> chances, std::int64_t rows, std::int64_t room,

@@ -21,14 +21,18 @@ class StepCost {
   };
   /// \param points  by rows, at least one
   explicit StepCost(std::vector<Point> points);
-  /// Measured on a runner that computes nothing else and whose cache holds nothing: 3 rounds, or 1 where they take long.
+  /// Measured on a runner that computes nothing else and whose cache holds nothing: 5 rounds, or fewer where they take long.
   /// Cost: some 10 steps.
   static StepCost measure(Runner& runner, std::int64_t most_rows);
   /// Straight lines between the points; beyond the last as between the last two.
-  double seconds(std::int64_t rows) const;
+  double seconds(std::int64_t rows) const { return load_ * along_lines(rows); }
+  /// A step of so many rows, each of a sequence that got its next token, took so long.
+  void observe(std::int64_t rows, double seconds);
 
  private:
+  double along_lines(std::int64_t rows) const;
   std::vector<Point> points_;
+  double load_ = 1;  ///< all steps' times are this much longer than the points say: longer contexts, other work on the machine
 };
 
 /// How many guesses of each sequence to compute in a step that has `rows` without them.
