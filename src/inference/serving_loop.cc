@@ -212,7 +212,7 @@ void ServingLoop::guess() {
   std::vector<Proposal> wanted;
   for (const auto id : decoding_)
     if (const auto found = sequences_.find(id); found != sequences_.end())
-      wanted.push_back({id, scheduler_.most_guesses(id), &found->second.generation.sampler, {}, 0});
+      wanted.push_back({id, scheduler_.most_guesses(id), 0, &found->second.generation.sampler, {}, 0});
   if (wanted.empty()) return;
   for (const auto& proposal : speculator_->propose(std::move(wanted), scheduler_.spare_tokens()))
     scheduler_.propose(proposal.sequence, proposal.tokens);

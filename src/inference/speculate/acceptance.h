@@ -20,9 +20,9 @@ class Acceptance {
   void hope() { averages_[0] += (kHope - averages_[0]) / 64; }
 
  private:
-  static constexpr double kHope = 0.9;
+  static constexpr double kHope = 0.85;
   static std::size_t kind(std::int64_t match) { return match <= 4 ? static_cast<std::size_t>(match) : match <= 8 ? 5 : 6; }
-  std::array<double, 7> averages_{0.7, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9};  ///< until something is known
+  std::array<double, 7> averages_{kHope, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9};  ///< until something is known
 };
 
 }  // namespace unshard::inference

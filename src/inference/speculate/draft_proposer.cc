@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 
 namespace unshard::inference {
 
@@ -29,6 +30,11 @@ void DraftProposer::remove(SequenceId id) {
   sequences_.erase(found);
 }
 
+std::int64_t DraftProposer::behind(SequenceId id) const {
+  const auto& sequence = sequences_.at(id);
+  return std::max<std::int64_t>(1, std::ssize(sequence.tokens) - std::ssize(sequence.cached));
+}
+
 /// Blocks for so many tokens, or none more than it has.
 bool DraftProposer::room_for(Sequence& sequence, std::int64_t tokens) {
   if (tokens > runner_->info().context) return false;
@@ -45,6 +51,15 @@ bool DraftProposer::room_for(Sequence& sequence, std::int64_t tokens) {
 void DraftProposer::feed(Sequence& sequence, std::span<const Token> tokens) {
   batch_.add(tokens, static_cast<std::int64_t>(sequence.cached.size()), sequence.blocks.data());
   sequence.cached.insert(sequence.cached.end(), tokens.begin(), tokens.end());
+}
+
+void DraftProposer::compute() {
+  const auto start = std::chrono::steady_clock::now();
+  runner_->step({}, batch_, logits_);
+  const auto rows = std::ssize(batch_.tokens);
+  // Prompts, whose rows have no logits, cost less than others.
+  if (cost_ && rows <= 2 * std::ssize(batch_.logit_rows))
+    cost_->observe(rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 /// Compute what the cache lacks. \return those of which logits have come, in the order of `logits_`
@@ -64,7 +79,7 @@ std::vector<DraftProposer::Pending> DraftProposer::catch_up(std::span<Proposal> 
     batch_.logit_rows.push_back(static_cast<std::int64_t>(batch_.tokens.size()) - 1);
     pending.push_back({&proposal, &sequence, *proposal.sampler});
   }
-  if (!batch_.tokens.empty()) runner_->step({}, batch_, logits_);
+  if (!batch_.tokens.empty()) compute();
   return pending;
 }
 
@@ -100,7 +115,7 @@ void DraftProposer::propose(std::span<Proposal> proposals) {
       feed(*each.sequence, std::span(each.proposal->tokens).last(1));
       batch_.logit_rows.push_back(static_cast<std::int64_t>(batch_.tokens.size()) - 1);
     }
-    runner_->step({}, batch_, logits_);
+    compute();
   }
 }
 

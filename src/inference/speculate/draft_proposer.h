@@ -28,6 +28,7 @@ class DraftProposer : public Proposer {
   /// one that finds no blocks or is beyond the draft's context.
   void propose(std::span<Proposal> proposals) override;
   const StepCost* cost() const override { return &cost_.value(); }
+  std::int64_t behind(SequenceId id) const override;
   std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }
 
  private:
@@ -44,6 +45,7 @@ class DraftProposer : public Proposer {
   };
   bool room_for(Sequence& sequence, std::int64_t tokens);
   void feed(Sequence& sequence, std::span<const Token> tokens);
+  void compute();
   std::vector<Pending> catch_up(std::span<Proposal> proposals);
   void draw(std::vector<Pending>& pending);
 

@@ -46,7 +46,6 @@ class NgramProposer : public Proposer {
   void append(SequenceId id, Token token) override { sequences_.at(id).append(token); }
   void remove(SequenceId id) override { sequences_.erase(id); }
   void propose(std::span<Proposal> proposals) override;
-  const StepCost* cost() const override { return nullptr; }
 
  private:
   std::unordered_map<SequenceId, NgramIndex> sequences_;

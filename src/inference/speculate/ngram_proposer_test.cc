@@ -66,7 +66,7 @@ TEST(NgramProposer, KeepsSequencesApart) {
   NgramProposer proposer;
   proposer.add(1, std::vector<Token>{1, 2, 3, 1});
   proposer.add(2, std::vector<Token>{1, 7, 8, 1});
-  std::vector<Proposal> proposals{{1, 2, nullptr, {}, 0}, {2, 1, nullptr, {}, 0}};
+  std::vector<Proposal> proposals{{1, 9, 2, nullptr, {}, 0}, {2, 9, 1, nullptr, {}, 0}};
   proposer.propose(proposals);
   EXPECT_EQ(proposals[0].tokens, (std::vector<Token>{2, 3}));
   EXPECT_EQ(proposals[1].tokens, (std::vector<Token>{7}));

@@ -13,6 +13,7 @@ namespace unshard::inference {
 /// Guesses for one sequence.
 struct Proposal {
   SequenceId sequence = 0;
+  std::int64_t left = 0;                  ///< guesses that the sequence could use until its end
   std::int64_t most = 0;                  ///< guesses wanted, at most
   const SamplerState* sampler = nullptr;  ///< as it is before the sequence's next token
   std::vector<Token> tokens;              ///< out: the guesses; may be none
@@ -32,8 +33,10 @@ class Proposer {
   virtual void propose(std::span<Proposal> proposals) = 0;
   /// Before all else: learn what guessing costs.
   virtual void measure() {}
-  /// What one guess for each of some sequences takes; null: next to nothing.
-  virtual const StepCost* cost() const = 0;
+  /// What its steps take; null: it makes guesses in no time, and so all that it can before it is known how many are of use.
+  virtual const StepCost* cost() const { return nullptr; }
+  /// Tokens to compute before the sequence's first guess.
+  virtual std::int64_t behind(SequenceId) const { return 0; }
 };
 
 }  // namespace unshard::inference

@@ -8,8 +8,12 @@
 
 namespace unshard::inference {
 namespace {
+
 constexpr double kOfSequence = 1.0 / 8, kOverall = 1.0 / 64;  // weight of the latest guess in the averages
-}
+constexpr std::int64_t kInStep = 4;                           // tokens that a draft is behind from one step to the next
+constexpr std::int64_t kLongAnswer = 256;                     // an answer may end long before its max_tokens
+
+}  // namespace
 
 Speculator::Speculator(std::unique_ptr<Proposer> proposer, const EngineOptions& options)
     : proposer_(std::move(proposer)), most_guesses_(options.guesses), step_tokens_(options.step_tokens), always_(options.always_guess) {}
@@ -43,17 +47,32 @@ std::vector<double> Speculator::chances(const Proposal& proposal) const {
   return chances;
 }
 
-std::vector<Proposal> Speculator::propose(std::vector<Proposal> wanted, std::int64_t room) {
+/// Sets `most` of each. A draft that is far behind (it has not seen the prompt yet) must win the time of catching up back until the
+/// sequence's end.
+void Speculator::keep_what_pays(std::vector<Proposal>& wanted, std::int64_t room) {
   const StepCost* drafting = proposer_->cost();
-  for (auto& proposal : wanted) proposal.most = std::clamp<std::int64_t>(proposal.most, 0, most_guesses_);
-  if (drafting == nullptr) proposer_->propose(wanted);
-  if (!always_) {
-    std::vector<std::vector<double>> all;
-    for (const auto& proposal : wanted) all.push_back(chances(proposal));
-    const auto pay = guesses_that_pay(all, step_tokens_ - room, room, cost_.value(), drafting);
-    for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i].most = pay[i];
+  std::vector<Outlook> outlooks;
+  std::vector<std::int64_t> behind;
+  for (const auto& proposal : wanted) {
+    behind.push_back(proposer_->behind(proposal.sequence));
+    outlooks.push_back({chances(proposal), std::min(behind.back(), kInStep)});
   }
-  if (drafting != nullptr) {
+  const auto rows = step_tokens_ - room;
+  const auto plan = guesses_that_pay(outlooks, rows, room, cost_.value(), drafting);
+  const double won_a_token = (1 - 1 / plan.gain) * cost_->seconds(rows) / static_cast<double>(rows);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const auto left = std::min(wanted[i].left, kLongAnswer);
+    const bool worth = behind[i] <= kInStep || drafting->seconds_of_many(behind[i]) < won_a_token * static_cast<double>(left);
+    wanted[i].most = worth ? plan.guesses[i] : 0;
+  }
+}
+
+std::vector<Proposal> Speculator::propose(std::vector<Proposal> wanted, std::int64_t room) {
+  const bool free = proposer_->cost() == nullptr;
+  for (auto& proposal : wanted) proposal.most = std::clamp<std::int64_t>(proposal.left, 0, most_guesses_);
+  if (free) proposer_->propose(wanted);
+  if (!always_) keep_what_pays(wanted, room);
+  if (!free) {
     for (const auto& proposal : wanted)
       if (proposal.most == 0) sequences_.at(proposal.sequence).acceptance.hope();
     std::erase_if(wanted, [](const Proposal& proposal) { return proposal.most == 0; });

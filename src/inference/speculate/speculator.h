@@ -37,6 +37,7 @@ class Speculator {
     std::int64_t match = 0;
   };
   std::vector<double> chances(const Proposal& proposal) const;
+  void keep_what_pays(std::vector<Proposal>& wanted, std::int64_t room);
 
   std::unique_ptr<Proposer> proposer_;
   const std::int64_t most_guesses_, step_tokens_;

@@ -68,35 +68,55 @@ void StepCost::observe(std::int64_t rows, double seconds) {
   for (std::size_t i = 1; i < points_.size(); ++i) points_[i].seconds = std::max(points_[i].seconds, points_[i - 1].seconds);
 }
 
-std::vector<std::int64_t> guesses_that_pay(std::span<const std::vector<double>> chances, std::int64_t rows, std::int64_t room,
-                                           const StepCost& target, const StepCost* draft) {
+namespace {
+
+/// Time of the draft's steps, as guesses are added: at each place one step, of a row for each sequence that has a guess there.
+class Drafting {
+ public:
+  explicit Drafting(const StepCost* cost) : cost_(cost) {}
+  void add(std::size_t place, std::int64_t rows) {
+    if (cost_ == nullptr) return;
+    rows_.resize(std::max(rows_.size(), place + 1));
+    auto& together = rows_[place];
+    seconds_ += cost_->seconds(together + rows) - (together > 0 ? cost_->seconds(together) : 0);
+    together += rows;
+  }
+  double seconds() const { return seconds_; }
+
+ private:
+  const StepCost* cost_;
+  std::vector<std::int64_t> rows_;
+  double seconds_ = 0;
+};
+
+}  // namespace
+
+GuessPlan guesses_that_pay(std::span<const Outlook> sequences, std::int64_t rows, std::int64_t room, const StepCost& target,
+                           const StepCost* draft) {
   struct Guess {
     double chance;
     std::size_t sequence, place;
   };
   std::vector<Guess> guesses;
-  for (std::size_t i = 0; i < chances.size(); ++i)
-    for (std::size_t place = 0; place < chances[i].size(); ++place) guesses.push_back({chances[i][place], i, place});
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    for (std::size_t place = 0; place < sequences[i].chances.size(); ++place) guesses.push_back({sequences[i].chances[place], i, place});
   std::ranges::stable_sort(guesses, [](const Guess& a, const Guess& b) { return a.chance > b.chance; });
 
-  double tokens = static_cast<double>(chances.size()), drafting = 0;
-  double best = kLeastGain * tokens / target.seconds(rows);
-  std::vector<std::int64_t> drafted;  // sequences that have a guess at each place
+  double tokens = static_cast<double>(sequences.size());
+  const double without = tokens / target.seconds(rows);
+  double best = kLeastGain * without;
+  Drafting drafting(draft);
   std::size_t taken = 0;
   for (std::size_t i = 0; i < guesses.size() && static_cast<std::int64_t>(i) < room; ++i) {
-    tokens += guesses[i].chance;
-    if (draft != nullptr) {
-      drafted.resize(std::max(drafted.size(), guesses[i].place + 1));
-      auto& together = drafted[guesses[i].place];
-      drafting += draft->seconds(together + 1) - (together > 0 ? draft->seconds(together) : 0);
-      ++together;
-    }
-    const double speed = tokens / (target.seconds(rows + static_cast<std::int64_t>(i) + 1) + drafting);
+    const auto& guess = guesses[i];
+    tokens += guess.chance;
+    drafting.add(guess.place, guess.place == 0 ? sequences[guess.sequence].first_rows : 1);
+    const double speed = tokens / (target.seconds(rows + static_cast<std::int64_t>(i) + 1) + drafting.seconds());
     if (speed > best) best = speed, taken = i + 1;
   }
-  std::vector<std::int64_t> result(chances.size());
-  for (std::size_t i = 0; i < taken; ++i) ++result[guesses[i].sequence];
-  return result;
+  GuessPlan plan{std::vector<std::int64_t>(sequences.size()), taken > 0 ? best / without : 1};
+  for (std::size_t i = 0; i < taken; ++i) ++plan.guesses[guesses[i].sequence];
+  return plan;
 }
 
 }  // namespace unshard::inference

@@ -26,6 +26,10 @@ class StepCost {
   static StepCost measure(Runner& runner, std::int64_t most_rows);
   /// Straight lines between the points; beyond the last as between the last two.
   double seconds(std::int64_t rows) const { return load_ * along_lines(rows); }
+  /// Of so many rows in steps of the largest size that was measured.
+  double seconds_of_many(std::int64_t rows) const {
+    return seconds(points_.back().rows) * static_cast<double>(rows) / static_cast<double>(points_.back().rows);
+  }
   /// A step of so many rows, each of a sequence that got its next token, took so long.
   void observe(std::int64_t rows, double seconds);
 
@@ -35,11 +39,21 @@ class StepCost {
   double load_ = 1;  ///< all steps' times are this much longer than the points say: longer contexts, other work on the machine
 };
 
-/// How many guesses of each sequence to compute in a step that has `rows` without them.
-/// \param chances  for each sequence, of each of its guesses: that it and those before it are right; never rising
-/// \param room     guesses that fit in the step
-/// \param draft    what one guess for each of some sequences takes; null: nothing
-std::vector<std::int64_t> guesses_that_pay(std::span<const std::vector<double>> chances, std::int64_t rows, std::int64_t room,
-                                           const StepCost& target, const StepCost* draft);
+/// What is known of a sequence before its guesses are chosen.
+struct Outlook {
+  std::vector<double> chances;  ///< of each of its guesses: that it and those before it are right; never rising
+  std::int64_t first_rows = 1;  ///< that the draft computes for its first guess: what came since the last one
+};
+
+struct GuessPlan {
+  std::vector<std::int64_t> guesses;  ///< of each sequence, to compute
+  double gain = 1;                    ///< expected tokens a second, over those without guesses
+};
+
+/// The guesses of a step that has `rows` without them.
+/// \param room   guesses that fit in the step
+/// \param draft  what the draft's steps take; null: guesses are there already
+GuessPlan guesses_that_pay(std::span<const Outlook> sequences, std::int64_t rows, std::int64_t room, const StepCost& target,
+                           const StepCost* draft);
 
 }  // namespace unshard::inference

@@ -10,6 +10,13 @@ namespace {
 using Chances = std::vector<std::vector<double>>;
 using Counts = std::vector<std::int64_t>;
 
+Counts guesses_that_pay(const Chances& chances, std::int64_t rows, std::int64_t room, const StepCost& target, const StepCost* draft,
+                        std::int64_t first_rows = 1) {
+  std::vector<Outlook> sequences;
+  for (const auto& each : chances) sequences.push_back({each, first_rows});
+  return unshard::inference::guesses_that_pay(sequences, rows, room, target, draft).guesses;
+}
+
 TEST(StepCost, IsStraightBetweenMeasuredPointsAndBeyondThem) {
   const StepCost cost({{1, 10}, {2, 12}, {4, 20}});
   EXPECT_DOUBLE_EQ(cost.seconds(1), 10);
@@ -65,6 +72,15 @@ TEST(GuessesThatPay, CountWhatTheDraftTakes) {
   const StepCost slow({{1, 1}}), fast({{1, 0.1}});
   EXPECT_EQ(guesses_that_pay(chances, 1, 100, StepCost({{1, 1}}), &slow), (Counts{0}));
   EXPECT_EQ(guesses_that_pay(chances, 1, 100, StepCost({{1, 1}}), &fast), (Counts{3}));
+  const StepCost by_rows({{1, 0.1}, {2, 0.2}});
+  EXPECT_EQ(guesses_that_pay(chances, 1, 100, StepCost({{1, 1}}), &by_rows), (Counts{3}));
+  EXPECT_EQ(guesses_that_pay(chances, 1, 100, StepCost({{1, 1}}), &by_rows, 40), (Counts{0}));  // it is far behind
+}
+
+TEST(GuessesThatPay, SayWhatTheyGain) {
+  const std::vector<Outlook> sequence{{{0.5}, 1}};
+  EXPECT_DOUBLE_EQ(unshard::inference::guesses_that_pay(sequence, 1, 1, StepCost({{1, 1}, {2, 1.25}}), nullptr).gain, 1.2);
+  EXPECT_DOUBLE_EQ(unshard::inference::guesses_that_pay(sequence, 1, 1, StepCost({{1, 1}, {2, 2}}), nullptr).gain, 1);
 }
 
 /// No other choice of guesses makes more tokens a second.
