@@ -22,9 +22,11 @@ std::string reason_of(const std::string& path, int code) {
   return cat(std::strerror(code), " (", (static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize) >> 20, " MB are free there)");
 }
 
-void fail_file(const std::string& path, const std::string& what, int code) {
-  throw FileError(cat("[offload] ", path, ": ", what, code != 0 ? ": " : "", code != 0 ? reason_of(path, code) : ""), code);
+FileError file_error(const std::string& path, const std::string& what, int code) {
+  return {cat("[offload] ", path, ": ", what, code != 0 ? ": " : "", code != 0 ? reason_of(path, code) : ""), code};
 }
+
+void fail_file(const std::string& path, const std::string& what, int code) { throw file_error(path, what, code); }
 
 AsyncFile::Held::~Held() {
   for (const int fd : {cached, direct})

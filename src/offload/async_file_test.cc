@@ -326,6 +326,9 @@ int without_uring(const std::function<bool()>& f) {
 }
 
 TEST(AsyncQueue, ThreadsServeWhereIoUringIsForbiddenAndSayWhy) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
+#endif
   Folder folder;
   put(folder / "file", random_bytes(30'000, 8));
   const auto result = without_uring([&] {

@@ -26,6 +26,7 @@ struct AsyncFile::Held {
 };
 
 /// "PATH: WHAT: " and the text of `code` (0: none).
+FileError file_error(const std::string& path, const std::string& what, int code);
 [[noreturn]] void fail_file(const std::string& path, const std::string& what, int code);
 /// With how much is free, where that is the reason.
 std::string reason_of(const std::string& path, int code);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <exception>
 #include <utility>
 
 #include "unshard/core/error.h"
@@ -12,21 +11,24 @@ namespace unshard::offload {
 struct Request {
   std::shared_ptr<AsyncFile::Held> file;
   std::int64_t left = 0;  ///< pieces, waiting or under way
-  std::exception_ptr error;
+  bool failed = false;
+  std::string error;  ///< of the first piece that failed
+  int code = 0;
+
+  void fail(const Transfer& piece, const std::string& what, int of_system) {
+    if (std::exchange(failed, true)) return;
+    code = of_system;
+    error = file_error(file->path, cat(what, " ", piece.bytes, " bytes at offset ", piece.offset), of_system).what();
+  }
+  void rethrow() const {
+    if (failed) throw FileError(error, code);
+  }
 };
 
 namespace {
 
 bool aligned(const Transfer& piece) {
   return piece.offset % kBlock == 0 && piece.bytes % kBlock == 0 && reinterpret_cast<std::uintptr_t>(piece.buffer) % kBlock == 0;
-}
-
-std::exception_ptr failure(const Transfer& piece, const std::string& what, int code) {
-  try {
-    fail_file(piece.request->file->path, cat(what, " ", piece.bytes, " bytes at offset ", piece.offset), code);
-  } catch (...) {
-    return std::current_exception();
-  }
 }
 
 }  // namespace
@@ -64,7 +66,7 @@ void Transfers::wait(Ticket ticket) {
   const auto request = find(ticket);
   changed_.wait(lock, [&] { return request->left == 0; });
   requests_.erase(ticket);
-  if (request->error) std::rethrow_exception(request->error);
+  request->rethrow();
 }
 
 bool Transfers::done(Ticket ticket) const {
@@ -74,22 +76,22 @@ bool Transfers::done(Ticket ticket) const {
 
 void Transfers::wait_all() {
   std::unique_lock lock(mutex_);
-  std::exception_ptr error;
+  std::shared_ptr<Request> failed;
   while (!requests_.empty()) {
     const auto ticket = requests_.begin()->first;
     const auto request = requests_.begin()->second;
     changed_.wait(lock, [&] { return request->left == 0; });
     requests_.erase(ticket);
-    if (!error) error = request->error;
+    if (!failed && request->failed) failed = request;
   }
-  if (error) std::rethrow_exception(error);
+  if (failed) failed->rethrow();
 }
 
 void Transfers::cancel_all() {
   std::unique_lock lock(mutex_);
   for (const auto& piece : waiting_) {
     auto& request = *piece.request;
-    if (!request.error) request.error = failure(piece, "cancelled before", ECANCELED);
+    request.fail(piece, "cancelled before", ECANCELED);
     --request.left;
   }
   waiting_.clear();
@@ -101,7 +103,7 @@ std::optional<Transfer> Transfers::take_locked() {
   while (!waiting_.empty() && !ending_) {
     Transfer piece = std::move(waiting_.front());
     waiting_.pop_front();
-    if (piece.request->error) {  // another piece failed: these are of no use
+    if (piece.request->failed) {  // another piece failed: these are of no use
       settle(piece.request);
       continue;
     }
@@ -139,7 +141,7 @@ void Transfers::finish(Transfer&& piece, std::int64_t result) {
   const bool again = result == -EINTR || result == -EAGAIN || (result == -EINVAL && direct);
   if (!again && result <= 0) {
     const auto what = result < 0 ? (piece.write ? "can't write" : "can't read") : piece.write ? "the system didn't write" : "ends before";
-    if (!piece.request->error) piece.request->error = failure(piece, what, static_cast<int>(-result));
+    piece.request->fail(piece, what, static_cast<int>(-result));
     return settle(piece.request);
   }
   if (result > 0) {
@@ -148,7 +150,7 @@ void Transfers::finish(Transfer&& piece, std::int64_t result) {
     piece.bytes -= result;
   }
   if (ending_) {
-    if (!piece.request->error) piece.request->error = failure(piece, "cancelled before", ECANCELED);
+    piece.request->fail(piece, "cancelled before", ECANCELED);
     return settle(piece.request);
   }
   waiting_.push_front(std::move(piece));

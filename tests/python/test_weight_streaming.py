@@ -1,6 +1,7 @@
 """Weights larger than memory: read from disk in each step, with the bits that weights in memory give, within their budget."""
 import concurrent.futures
 import json
+import math
 import os
 import pathlib
 import random
@@ -227,6 +228,42 @@ def test_what_cannot_be_is_one_clear_error(streamed, tmp_path):
         with pytest.raises((_core.ModelError, ValueError), match=says) as error:
             _core.InferenceEngine(str(path), {**options, **wrong})
         assert "\n" not in str(error.value)
+
+
+def write_huge(folder, layers):
+    """A Llama of 1.7 GB a layer in bf16, all zeros: a file with a hole."""
+    folder.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 8192,
+              "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672,
+              "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens": [32000, 8192], "model.norm": [8192], "lm_head": [32000, 8192]}
+    for i in range(layers):
+        of_layer = {"input_layernorm": [8192], "post_attention_layernorm": [8192], "self_attn.q_proj": [8192, 8192],
+                    "self_attn.k_proj": [1024, 8192], "self_attn.v_proj": [1024, 8192], "self_attn.o_proj": [8192, 8192],
+                    "mlp.gate_proj": [28672, 8192], "mlp.up_proj": [28672, 8192], "mlp.down_proj": [8192, 28672]}
+        shapes.update({f"model.layers.{i}.{name}": shape for name, shape in of_layer.items()})
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        try:
+            file.truncate(8 + len(text) + end)
+        except OSError as error:
+            pytest.skip(f"the file system has no files of {end >> 30} GB with holes: {error}")
+
+
+def test_a_model_beyond_memory_is_refused_with_the_way_out(tmp_path):
+    free = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable:"))
+    write_huge(tmp_path / "m", 2 * free // 1_700_000_000 + 2)
+    with pytest.raises(_core.ModelError, match=r"MB of memory are free.*from disk in each step \(--weight-memory 2G\)"):
+        _core.InferenceEngine(str(tmp_path / "m"), {"dtype": "bf16"})
+    with pytest.raises(_core.ModelError, match="its largest layer takes 1711276032 bytes, more than the 1073741824"):
+        _core.InferenceEngine(str(tmp_path / "m"), {"dtype": "bf16", "weight_memory_bytes": 1 << 30})
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(streamed, tmp_path):
