@@ -1,10 +1,11 @@
 # One object library an area, lowest first; each may include only what is below it. All of them make libunshard.so.
 # src/<area>/*_test.cc become the program unshard_<area>_test, linked with the areas up to its own; target `unshard_tests` builds them all.
-set(UNSHARD_AREAS core comm offload zero optim checkpoint engine inference)
+set(UNSHARD_AREAS core comm offload zero optim checkpoint engine inference inference_torch)
 set(below "")
 add_custom_target(unshard_tests)
 foreach(area IN LISTS UNSHARD_AREAS)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${area}/*.cc)
+  list(FILTER sources EXCLUDE REGEX "_device_test\\.cc$")     # see Cuda.cmake
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
@@ -22,6 +23,7 @@ foreach(area IN LISTS UNSHARD_AREAS)
   endif()
 endforeach()
 include(${CMAKE_SOURCE_DIR}/cmake/Isa.cmake)
+include(${CMAKE_SOURCE_DIR}/cmake/Cuda.cmake)
 set_source_files_properties(src/engine/save.cc PROPERTIES COMPILE_DEFINITIONS UNSHARD_VERSION="${PROJECT_VERSION}")
 
 add_library(unshard SHARED)

@@ -84,6 +84,10 @@ TEST(RequestOptions, EachWrongValueIsNamed) {
 TEST(EngineOptions, EachWrongValueIsNamed) {
   EXPECT_EQ(engine_error([](auto&) {}), "accepted");
   EXPECT_THAT(engine_error([](auto& o) { o.dtype = "fp8"; }), AllOf(HasSubstr("dtype is \"fp8\""), HasSubstr("w8a8")));
+  for (const char* device : {"gpu", "cuda:", "cuda:x", "cuda:0:1", "CPU", "", "cuda:1234"})
+    EXPECT_THAT(engine_error([&](auto& o) { o.device = device; }), HasSubstr(std::string("device is \"") + device + "\"")) << device;
+  for (const char* device : {"cpu", "cuda", "cuda:0", "cuda:11"})
+    EXPECT_EQ(engine_error([&](auto& o) { o.device = device; }), "accepted") << device;
   EXPECT_THAT(engine_error([](auto& o) { o.kv_dtype = "fp16"; }), HasSubstr("kv_dtype is \"fp16\""));
   EXPECT_THAT(engine_error([](auto& o) { o.threads = -1; }), HasSubstr("threads is -1"));
   EXPECT_THAT(engine_error([](auto& o) { o.kv_cache_tokens = -1; }), HasSubstr("kv_cache_tokens is -1"));

@@ -68,6 +68,7 @@ class Taker {
 EngineOptions engine_options(const py::dict& values) {
   EngineOptions out;
   Taker taker(values, "engine option");
+  taker.take("device", out.device);
   taker.take("dtype", out.dtype);
   taker.take("kv_dtype", out.kv_dtype);
   taker.take("threads", out.threads);
@@ -148,8 +149,9 @@ py::dict stats_dict(const inference::EngineStats& stats) {
 /// Closed once, by any thread, while others may be in a call: each call holds the engine that it began with.
 class PythonEngine {
  public:
-  PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<inference::Peers> peers)
-      : engine_(new Inference(path, options, std::move(peers)), &end) {}
+  PythonEngine(const std::string& path, const EngineOptions& options, std::shared_ptr<inference::Peers> peers,
+               const inference::ModelFactory& other_devices)
+      : engine_(new Inference(path, options, std::move(peers), other_devices), &end) {}
   std::shared_ptr<Inference> get() const {
     if (auto held = std::atomic_load(&engine_)) return held;
     throw std::runtime_error("[inference] the engine is closed");
@@ -190,6 +192,13 @@ std::shared_ptr<inference::Peers> peers_of(const py::object& communicator) {
   return peers.is_none() ? nullptr : *peers.cast<py::capsule>().get_pointer<std::shared_ptr<inference::Peers>>();
 }
 
+/// What computes on other devices, with LibTorch: of `_core`, which only they need.
+inference::ModelFactory models_for(const std::string& device) {
+  if (device == "cpu") return {};
+  const py::object models = py::module_::import("unshard.core").attr("_core").attr("torch_models")();
+  return *models.cast<py::capsule>().get_pointer<inference::ModelFactory>();
+}
+
 PyObject* new_error(py::module_& module, const char* name, const char* doc) {
   PyObject* type = PyErr_NewExceptionWithDoc((std::string("unshard.") + name).c_str(), doc, PyExc_RuntimeError, nullptr);
   if (type == nullptr) throw py::error_already_set();
@@ -227,8 +236,9 @@ void bind_inference(py::module_& module) {
       .def(py::init([](const std::string& path, const py::dict& options, const py::object& communicator) {
              const auto asked = engine_options(options);
              auto peers = peers_of(communicator);
+             const auto other_devices = models_for(asked.device);
              py::gil_scoped_release nogil;
-             return std::make_shared<PythonEngine>(path, asked, std::move(peers));
+             return std::make_shared<PythonEngine>(path, asked, std::move(peers), other_devices);
            }),
            py::arg("path"), py::arg("options") = py::dict(), py::arg("communicator") = py::none())
       .def(

@@ -50,3 +50,34 @@ def test_touch_costs_no_copy_on_one_gpu():
             model(torch.ones(1, 1024, device="cuda"))
     assert torch.cuda.memory_allocated() - before < 1024 * 1024
     engine.destroy()
+
+
+def test_inference_of_every_family_is_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    from inference_models import FAMILIES, save_tiny
+    from test_inference import logits_of
+
+    from unshard import _core
+    for family in FAMILIES:
+        model = save_tiny(family, tmp_path / family)
+        tokens = torch.randint(3, model.config.vocab_size, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+        with torch.no_grad():
+            wanted = model(torch.tensor([tokens])).logits[0]
+        for step_tokens in (512, 7):
+            engine = _core.InferenceEngine(str(tmp_path / family), {"device": "cuda", "dtype": "fp32", "threads": 1, "kv_cache_tokens": 512,
+                                                                    "step_tokens": step_tokens})
+            assert (logits_of(engine, tokens) - wanted).abs().max() < 1e-4, (family, step_tokens)
+            engine.close()
+
+
+def test_an_injected_module_generates_what_it_generated(tmp_path):
+    pytest.importorskip("transformers")
+    import deepspeed
+    from inference_models import save_tiny
+    model = save_tiny("llama", tmp_path).cuda()
+    prompt = torch.randint(3, 250, (2, 20), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    wanted = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    engine = deepspeed.init_inference(model, dtype=torch.float32, replace_with_kernel_inject=True)
+    got = engine.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert got.device == wanted.device and torch.equal(got, wanted)
+    engine.destroy()

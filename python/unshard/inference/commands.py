@@ -16,6 +16,7 @@ _DTYPES = ("auto", "fp32", "bf16", "fp16", "int8", "int4", "w8a8")
 
 def _engine_options(parser):
     group = parser.add_argument_group("engine")
+    group.add_argument("--device", metavar="DEVICE", help="that computes: cpu, cuda or cuda:N (default cpu)")
     group.add_argument("--dtype", choices=_DTYPES,
                        help="of the weights; int8 and int4: weights only, w8a8: activations too (default auto: as the file has them)")
     group.add_argument("--kv-dtype", choices=("auto", "fp32", "bf16", "int8"),
@@ -45,8 +46,8 @@ def _engine_options(parser):
     group.add_argument("--always-guess", action="store_true", default=None, help="K guesses even where they don't pay")
 
 
-_ENGINE = ("tensor_parallel", "replicas", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences", "max_waiting",
-           "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory", "weight_cache")
+_ENGINE = ("tensor_parallel", "replicas", "device", "dtype", "kv_dtype", "threads", "step_tokens", "kv_cache_tokens", "max_sequences",
+           "max_waiting", "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory", "weight_cache")
 
 
 def _positive(text):

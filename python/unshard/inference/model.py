@@ -7,8 +7,8 @@ from unshard.inference.constraints import Constraints
 from unshard.inference.sizes import parse_bytes, weight_cache
 from unshard.inference.tokenizer_files import load_tokenizer, model_path
 
-ENGINE_OPTIONS = ("dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences", "max_waiting",
-                  "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory_bytes", "weight_cache")
+ENGINE_OPTIONS = ("device", "dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences",
+                  "max_waiting", "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory_bytes", "weight_cache")
 
 
 class Model:
@@ -59,6 +59,8 @@ def open_model(path, tensor_parallel=1, replicas=1, weight_memory=None, **option
         options["weight_memory_bytes"] = parse_bytes(weight_memory)
     if options.get("weight_memory_bytes"):
         options.setdefault("weight_cache", weight_cache())
+    if tensor_parallel > 1 and options.get("device", "cpu") != "cpu":
+        raise ValueError(f"device is {options['device']!r} and tensor_parallel {tensor_parallel}: several ranks compute on 'cpu' alone")
     path = model_path(path)
     if options.get("speculate", "") not in ("", "ngram"):
         options["speculate"] = str(_draft_path(options["speculate"]))

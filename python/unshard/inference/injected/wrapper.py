@@ -90,6 +90,14 @@ def _saved(module):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def device_of(module):
+    """As the engine calls where a module's weights are: "cpu", "cuda:0"."""
+    for parameter in module.parameters():
+        if parameter.device.type == "cuda":
+            return f"cuda:{parameter.device.index or 0}"
+    return "cpu"
+
+
 class _Kernels:
     """The engine that computes for the module; on several ranks, with the others."""
 
@@ -108,7 +116,7 @@ class _Kernels:
                 raise ValueError(f"[init_inference] tp_size is {settings.tp_size} and there are {dist.get_world_size()} ranks; "
                                  f"start as many: unshard run --num_gpus {settings.tp_size} SCRIPT")
             comm = distributed.make_communicator()
-        options = {"dtype": _NAMES[settings.dtype], "max_waiting": _MANY, "threads": torch.get_num_threads(),
+        options = {"device": device_of(module), "dtype": _NAMES[settings.dtype], "max_waiting": _MANY, "threads": torch.get_num_threads(),
                    "kv_cache_tokens": max(_CACHE_TOKENS, settings.max_out_tokens)}
         with (_saved_by_first if comm is not None else _saved)(module) as folder:
             self._engine = _core.InferenceEngine(folder, options, comm)
