@@ -20,7 +20,7 @@ void bind_inference_ranks(py::module_& module) {
       [] { return py::capsule(new ModelFactory(inference::torch_models()), [](void* held) { delete static_cast<ModelFactory*>(held); }); },
       "What InferenceEngine computes with on devices but \"cpu\": a capsule.");
   const auto engine = py::module_::import("unshard._inference");
-  for (const char* name : {"InferenceEngine", "ModelError", "Overloaded"}) module.attr(name) = engine.attr(name);
+  for (const char* name : {"InferenceEngine", "InferenceEmbedder", "ModelError", "Overloaded"}) module.attr(name) = engine.attr(name);
 }
 
 }  // namespace unshard::python
