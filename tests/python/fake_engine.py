@@ -1,4 +1,4 @@
-"""What `unshard._core.InferenceEngine` looks like to Python, with tokens made of nothing but the prompt: for tests of what is above it."""
+"""What `unshard._inference.InferenceEngine` looks like to Python, with tokens made of nothing but the prompt: to test what is above it."""
 import hashlib
 import queue
 import threading
