@@ -41,7 +41,8 @@ struct Engine::Impl {
       // Enough for products to be bound by arithmetic, and few enough that a step with a prompt in it is little longer than one without.
       if (options.step_tokens == 0) options.step_tokens = options.device == "cpu" ? 40 * workers->count() : kDeviceStepTokens;
       runner = std::make_unique<Runner>(open_model(path), options, *workers, peers, other_devices);
-      if (!peers || peers->rank() == 0) speculator = make_speculator(options, *runner, *workers);  // rank 0 alone decides on guesses
+      // Rank 0 alone decides on guesses, and a draft model is its own.
+      if (!peers || peers->rank() == 0) speculator = make_speculator(options, *runner, *workers, other_devices);
     } catch (...) {
       cause = std::current_exception();
     }

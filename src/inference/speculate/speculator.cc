@@ -107,24 +107,27 @@ namespace {
 
 /// In its file's own number format: a quantised copy of the target is a draft too. It has blocks for as many tokens as the target; as it
 /// shares no prefixes it may run out, and then guesses nothing for some.
-std::unique_ptr<Proposer> open_draft(const EngineOptions& options, const Runner& target, Workers& workers) {
+std::unique_ptr<Proposer> open_draft(const EngineOptions& options, const Runner& target, Workers& workers,
+                                     const ModelFactory& other_devices) {
   auto model = open_model(options.speculate);
   require(model.config.vocab == target.info().vocab, "[inference.engine] the draft model ", options.speculate, " has a vocabulary of ",
           model.config.vocab, " tokens and the model one of ", target.info().vocab,
           "; speculate names a smaller model with the same tokenizer");
   auto own = options;
   own.dtype = own.kv_dtype = "auto";
+  own.weight_memory_bytes = 0;  // it is small, and isn't waited for
   own.max_context = std::min(target.info().context, model.config.context);
   own.kv_cache_tokens = target.kv_blocks() * kBlockTokens;
-  return std::make_unique<DraftProposer>(std::make_unique<Runner>(std::move(model), own, workers, nullptr), own, workers);
+  return std::make_unique<DraftProposer>(std::make_unique<Runner>(std::move(model), own, workers, nullptr, other_devices), own, workers);
 }
 
 }  // namespace
 
-std::unique_ptr<Speculator> make_speculator(const EngineOptions& options, const Runner& target, Workers& workers) {
+std::unique_ptr<Speculator> make_speculator(const EngineOptions& options, const Runner& target, Workers& workers,
+                                            const ModelFactory& other_devices) {
   if (options.speculate.empty()) return nullptr;
   if (options.speculate == "ngram") return std::make_unique<Speculator>(std::make_unique<NgramProposer>(), options);
-  return std::make_unique<Speculator>(open_draft(options, target, workers), options);
+  return std::make_unique<Speculator>(open_draft(options, target, workers, other_devices), options);
 }
 
 }  // namespace unshard::inference

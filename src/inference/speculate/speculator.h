@@ -47,8 +47,9 @@ class Speculator {
   std::unordered_map<SequenceId, Sequence> sequences_;
 };
 
-/// As options.speculate says; null where it says nothing. `target` is used during the call only.
+/// As options.speculate says; null where it says nothing. `target` is used during the call only; `other_devices` as in Runner.
 /// \throws ModelError, std::invalid_argument  the draft model can't be opened, or isn't one for this target
-std::unique_ptr<Speculator> make_speculator(const EngineOptions& options, const Runner& target, Workers& workers);
+std::unique_ptr<Speculator> make_speculator(const EngineOptions& options, const Runner& target, Workers& workers,
+                                            const ModelFactory& other_devices);
 
 }  // namespace unshard::inference
