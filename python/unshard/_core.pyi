@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from unshard._inference import InferenceEngine as InferenceEngine, ModelError as ModelError, Overloaded as Overloaded
+from unshard._inference import (InferenceEmbedder as InferenceEmbedder, InferenceEngine as InferenceEngine, ModelError as ModelError,
+                                Overloaded as Overloaded)
 
 class ConfigError(ValueError): ...
 class CommError(RuntimeError): ...
