@@ -16,8 +16,6 @@
 #include "inference_torch/torch_cache.h"
 #ifdef UNSHARD_CUDA_KERNELS
 #include <c10/core/impl/VirtualGuardImpl.h>
-
-#include "inference/cuda/paged_attention.h"
 #endif
 
 namespace unshard::inference {
@@ -142,31 +140,37 @@ at::Tensor TorchAttention::attend_group(Group& group, const at::Tensor& q, const
       .to(dtype_);
 }
 
+PagedAttention kernel_call(const ModelConfig& config, const at::Tensor& q, const at::Tensor& out, const at::Tensor& keys,
+                           const at::Tensor& values, const at::Tensor& plan_words, const at::Tensor& partials, std::int64_t window) {
+  const auto kept = keys.scalar_type();
+  PagedAttention call;
+  call.device = q.is_cuda() ? q.device().index() : 0;
+  call.q = q.const_data_ptr<float>();
+  call.q_stride = q.stride(0);
+  call.out = out.mutable_data_ptr<float>();
+  call.out_stride = out.stride(0);
+  call.type = kept == at::kFloat ? CudaKvType::f32 : kept == at::kHalf ? CudaKvType::f16 : CudaKvType::bf16;
+  call.keys = keys.const_data_ptr();
+  call.values = values.const_data_ptr();
+  call.words = plan_words.const_data_ptr<std::int32_t>();
+  call.kv_heads = config.kv_heads;
+  call.group = config.heads / config.kv_heads;
+  call.head_size = config.head_size;
+  call.options = {config.attention_scale, window, config.attention_softcap};
+  call.partials = partials.mutable_data_ptr<float>();
+  return call;
+}
+
 #ifdef UNSHARD_CUDA_KERNELS
 at::Tensor TorchAttention::attend_by_kernel(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                                             std::int64_t window) const {
   const auto floats = at::TensorOptions(device_).dtype(at::kFloat);
   const auto out = at::empty({q.size(0), config_.heads * config_.head_size}, floats);
-  const auto partials = at::empty({paged_attention_floats(plan_, config_.kv_heads, config_.head_size, window, processors_)},
-                                  floats);  // the stream's, later too
-  PagedAttention call;
-  call.device = device_.index();
-  call.q = q.const_data_ptr<float>();
-  call.q_stride = q.stride(0);
-  call.out = out.mutable_data_ptr<float>();
-  call.out_stride = out.stride(0);
-  const auto kept = keys.scalar_type();
-  call.type = kept == at::kFloat ? CudaKvType::f32 : kept == at::kHalf ? CudaKvType::f16 : CudaKvType::bf16;
-  call.keys = keys.const_data_ptr();
-  call.values = values.const_data_ptr();
-  call.words = plan_words_.const_data_ptr<std::int32_t>();
-  call.kv_heads = config_.kv_heads;
-  call.group = shared_;
-  call.head_size = config_.head_size;
-  call.options = {config_.attention_scale, window, config_.attention_softcap};
-  call.partials = partials.mutable_data_ptr<float>();
+  // Freed before the kernel has run, but for the same stream: what is allocated next there is used after it.
+  const auto partials = at::empty({paged_attention_floats(plan_, config_.kv_heads, config_.head_size, window, processors_)}, floats);
   const auto stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-  paged_attention(call, plan_, processors_, static_cast<CUstream_st*>(stream.native_handle()));
+  paged_attention(kernel_call(config_, q, out, keys, values, plan_words_, partials, window), plan_, processors_,
+                  static_cast<CUstream_st*>(stream.native_handle()));
   return out.to(dtype_);
 }
 #else

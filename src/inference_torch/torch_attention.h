@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "inference/cuda/attention_plan.h"
+#include "inference/cuda/paged_attention.h"
 #include "inference/model/decoder.h"
 #include "inference/model/model_config.h"
 
@@ -49,5 +49,9 @@ class TorchAttention {
   at::Tensor plan_words_;
   std::int64_t processors_ = 0;
 };
+
+/// The kernel's arguments, of tensors on one device. q: [T, heads, head_size], out: [T, heads * head_size] fp32, rows anywhere apart.
+PagedAttention kernel_call(const ModelConfig& config, const at::Tensor& q, const at::Tensor& out, const at::Tensor& keys,
+                           const at::Tensor& values, const at::Tensor& plan_words, const at::Tensor& partials, std::int64_t window);
 
 }  // namespace unshard::inference

@@ -1,4 +1,5 @@
-// Attention over gathered blocks against our own kernel; CPU tensors stand for a GPU's.
+// Attention over gathered blocks, and the CUDA kernel's source called as the engine calls it, against our own kernel; CPU tensors stand for
+// a GPU's.
 #include "inference_torch/torch_attention.h"
 
 #include <ATen/TensorOperators.h>
@@ -11,10 +12,18 @@
 #include <cstring>
 #include <random>
 
+#include "inference/cuda/emulated_device.h"
 #include "inference/cuda/paged_attention_testing.h"
 #include "inference_torch/torch_cache.h"
 
 namespace unshard::inference {
+namespace emulated {
+namespace {
+#define UNSHARD_UNROLL
+#include "inference/cuda/paged_attention_kernels.inc"
+}  // namespace
+}  // namespace emulated
+
 namespace {
 
 at::Tensor tensor_of(const void* data, at::IntArrayRef sizes, at::ScalarType type) {
@@ -23,25 +32,57 @@ at::Tensor tensor_of(const void* data, at::IntArrayRef sizes, at::ScalarType typ
   return tensor;
 }
 
-std::vector<float> compute(const testing::AttentionCase& given) {
+struct Inputs {
   ModelConfig config;
+  at::Tensor q, keys, values;
+};
+/// q as the engine has it: part of a tensor that holds keys and values too. Caches as they begin: zeros where nothing was stored.
+Inputs inputs_of(const testing::AttentionCase& given) {
+  Inputs made;
+  auto& config = made.config;
   config.heads = given.kv_heads * given.group;
   config.kv_heads = given.kv_heads;
   config.head_size = given.head_size;
   config.attention_scale = given.options.scale;
   config.attention_softcap = given.options.softcap;
+  made.q = at::empty({given.rows, config.heads + 2 * config.kv_heads, config.head_size}, at::kFloat).narrow(1, 0, config.heads);
+  made.q.copy_(tensor_of(given.q.data(), made.q.sizes(), at::kFloat));
+  const auto type = given.type == CudaKvType::f32 ? at::kFloat : given.type == CudaKvType::f16 ? at::kHalf : at::kBFloat16;
+  const auto token = given.kv_heads * given.head_size * static_cast<std::int64_t>(at::elementSize(type));
+  const auto blocks = static_cast<std::int64_t>(given.keys.size()) / token / kBlockTokens;
+  for (auto [cache, bytes] : {std::pair{&made.keys, &given.keys}, {&made.values, &given.values}})
+    *cache = at::nan_to_num(tensor_of(bytes->data(), {blocks, kBlockTokens, given.kv_heads, given.head_size}, type), 0.0);
+  return made;
+}
+std::vector<float> floats_of(const at::Tensor& out) {
+  const auto whole = out.contiguous();
+  return {whole.const_data_ptr<float>(), whole.const_data_ptr<float>() + whole.numel()};
+}
+
+std::vector<float> compute(const testing::AttentionCase& given) {
+  const auto inputs = inputs_of(given);
   Batch batch;
   batch.spans = given.spans;
-  const auto type = given.type == CudaKvType::f32 ? at::kFloat : given.type == CudaKvType::f16 ? at::kHalf : at::kBFloat16;
-  const auto cache = [&](const std::vector<std::byte>& bytes) {
-    const auto token = given.kv_heads * given.head_size * static_cast<std::int64_t>(at::elementSize(type));
-    const auto blocks = static_cast<std::int64_t>(bytes.size()) / token / kBlockTokens;
-    return at::nan_to_num(tensor_of(bytes.data(), {blocks, kBlockTokens, given.kv_heads, given.head_size}, type), 0.0);
-  };
-  TorchAttention attention(config, batch, at::kFloat, at::kCPU);
-  const auto q = tensor_of(given.q.data(), {given.rows, config.heads, config.head_size}, at::kFloat);
-  const auto out = attention.attend(q, cache(given.keys), cache(given.values), given.options.window).contiguous();
-  return {out.const_data_ptr<float>(), out.const_data_ptr<float>() + out.numel()};
+  TorchAttention attention(inputs.config, batch, at::kFloat, at::kCPU);
+  return floats_of(attention.attend(inputs.q, inputs.keys, inputs.values, given.options.window));
+}
+
+struct Launcher {
+  std::mt19937& random;
+  template <class... Arguments>
+  void operator()(const emulated::Grid& grid, void (*kernel)(Arguments...), Arguments... arguments) const {
+    emulated::launch({grid.x, grid.y, grid.z}, emulated::kThreads, random, [&] { kernel(arguments...); });
+  }
+};
+std::vector<float> compute_by_kernel(const testing::AttentionCase& given, std::mt19937& random) {
+  const auto inputs = inputs_of(given);
+  const auto plan = plan_attention(given.spans, given.group, given.head_size);
+  const auto out = at::empty({given.rows, given.width()}, at::kFloat);
+  const auto count = paged_attention_floats(plan, given.kv_heads, given.head_size, given.options.window, given.processors);
+  const auto plan_words = words(plan.words, at::kCPU), partials = at::empty({count}, at::kFloat);
+  const auto call = kernel_call(inputs.config, inputs.q, out, inputs.keys, inputs.values, plan_words, partials, given.options.window);
+  emulated::launch_all(call, plan, given.processors, Launcher{random});
+  return floats_of(out);
 }
 
 TEST(TorchAttention, IsWhatTheCpuKernelComputes) {
@@ -49,6 +90,14 @@ TEST(TorchAttention, IsWhatTheCpuKernelComputes) {
   for (int round = 0; round < 60; ++round) {
     const auto made = testing::random_case(round, 400, random);
     ASSERT_LE(made.error(compute(made)), 3e-5) << "round " << round << ": " << made.name();
+  }
+}
+
+TEST(TorchAttention, CallsTheKernelWithWhatItsTensorsAre) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 9; ++round) {
+    const auto made = testing::random_case(round, 100, random);
+    ASSERT_LE(made.error(compute_by_kernel(made, random)), 2e-5) << "round " << round << ": " << made.name();
   }
 }
 

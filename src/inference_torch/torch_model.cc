@@ -70,7 +70,8 @@ ModelFacts TorchModel::facts() const {
           .kv_dtype = dtype_name(kv_dtype_),
           .parameters = weights_.parameters,
           .weight_bytes = weights_.bytes,
-          .block_bytes = torch_block_bytes(config_, kv_dtype_)};
+          .block_bytes = torch_block_bytes(config_, kv_dtype_),
+          .unread = weights_.unread};
 }
 
 std::unique_ptr<StepCache> TorchModel::new_cache(std::int64_t blocks) const {

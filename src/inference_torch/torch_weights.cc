@@ -32,6 +32,7 @@ class Loader {
     weights.output.bias = bias({reader_.vector(names_.output, ".bias", config_.vocab)}, dtype_);
     weights.bytes = bytes_;
     weights.parameters = parameters_;
+    weights.unread = reader_.unread();
     return weights;
   }
 

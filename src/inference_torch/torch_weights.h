@@ -2,6 +2,7 @@
 // A decoder's weights as tensors on a device.
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "inference/model/model_config.h"
@@ -45,6 +46,7 @@ struct TorchWeights {
   TorchLinear output;
   std::vector<TorchLayer> layers;
   std::int64_t bytes = 0, parameters = 0;
+  std::vector<std::string> unread;  ///< ModelInfo's
 };
 
 /// Cost: reads every weight once; holds one matrix in host memory at a time.

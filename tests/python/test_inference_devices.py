@@ -1,6 +1,4 @@
 """Inference by LibTorch's operators. "aten:cpu" computes on CPU tensors what "cuda" computes on a GPU's."""
-import subprocess
-import sys
 import types
 
 import pytest
@@ -12,6 +10,7 @@ from test_inference import drain, greedy, logits_of                       # noqa
 
 import unshard                                                            # noqa: E402
 from unshard import _core                                                 # noqa: E402
+from unshard.cli import main                                              # noqa: E402
 from unshard.inference.injected.wrapper import device_of                  # noqa: E402
 
 OPTIONS = {"device": "aten:cpu", "dtype": "fp32", "threads": 1, "kv_cache_tokens": 512}
@@ -135,16 +134,17 @@ def test_what_is_not_built_for_a_device_is_one_clear_error(folder):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_one_clear_error(folder):
+def test_a_gpu_that_is_not_there_is_one_clear_error(folder, capfd):
     path = folder / "llama-no-gpu"
     save_tiny("llama", path)
     why = "built without CUDA" if torch.version.cuda is None else "finds no GPU"
     for device in ("cuda", "cuda:1"):
         with pytest.raises(_core.ModelError, match=f"device \"{device}\" can't be used.*{why}.*use device \"cpu\"$"):
             _core.InferenceEngine(str(path), {"device": device})
-    done = subprocess.run([sys.executable, "-m", "unshard.cli", "generate", str(path), "Hello", "--device", "cuda"], capture_output=True,
-                          text=True, timeout=120)
-    assert done.returncode == 1 and why in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    capfd.readouterr()
+    assert main(["generate", str(path), "Hello", "--device", "cuda"]) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and why in said[0], said
 
 
 def test_an_injected_module_is_computed_where_its_weights_are():

@@ -40,6 +40,7 @@ void paged_attention(const PagedAttention& call, const AttentionPlan& plan, std:
   if (!can_attend(call.head_size))
     throw std::invalid_argument("[inference.paged_attention] heads of " + std::to_string(call.head_size) +
                                 " features aren't built; multiples of 4 up to 256 are");
+  if (!call.options.causal) throw std::invalid_argument("[inference.paged_attention] attention to both sides isn't built");
   // This library has a CUDA runtime of its own beside torch's, which may have another idea of the current device.
   check(cudaSetDevice(call.device), "choosing the device");
   launch_all(call, plan, processors, Launcher{stream});

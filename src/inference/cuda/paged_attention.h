@@ -29,8 +29,8 @@ struct PagedAttention {
 /// \throws std::runtime_error naming CUDA's error
 std::int64_t processors_of(int device);
 /// out = softmax(q K^T) V, causal, in `stream`'s order, which is of call.device (the thread's current device afterwards); keys and values
-/// of the plan's rows must be there. Scores, shares and sums are fp32. \throws std::invalid_argument  can_attend() is false;
-/// std::runtime_error  naming CUDA's error
+/// of the plan's rows must be there. Scores, shares and sums are fp32. \throws std::invalid_argument  can_attend() is false, or the options
+/// aren't causal; std::runtime_error  naming CUDA's error
 void paged_attention(const PagedAttention& call, const AttentionPlan& plan, std::int64_t processors, CUstream_st* stream);
 
 }  // namespace unshard::inference
