@@ -181,7 +181,8 @@ def fake_core(monkeypatch, tmp_path):
     def engine(path, options):
         opened.append((path, options))
         return FakeEngine(vocab=434, end_token=2, answer=list(small_tokenizers.byte_level().encode(FOX).ids), end_after=6)
-    monkeypatch.setattr(unshard, "_inference", types.SimpleNamespace(InferenceEngine=engine), raising=False)
+    monkeypatch.setattr(unshard, "_inference", types.SimpleNamespace(
+        InferenceEngine=engine, InferenceEmbedder=types.SimpleNamespace(takes=lambda path: False)), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     small_tokenizers.write_folder(tmp_path / "model")
     return opened
