@@ -75,6 +75,21 @@ def test_answers_to_one_prompt_share_blocks_until_they_differ(folder):
     assert len({tuple(tokens) for tokens in answers[0]}) == 3 and answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("guesser", ["ngram", "itself"])
+def test_guesses_change_no_answer(guesser, folder):
+    path = folder / "llama-guesses"
+    model = save_tiny("llama", path)
+    prompts = [some_tokens(model, 12) * 4, some_tokens(model, 30, 2)]
+    engine = _core.InferenceEngine(str(path), {**OPTIONS, "speculate": str(path) if guesser == "itself" else guesser, "always_guess": True})
+    requests = [engine.submit(prompt, {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}) for prompt in prompts]
+    done = drain(engine, [(request, 0) for request in requests])
+    stats = engine.stats()
+    engine.close()
+    for prompt, request in zip(prompts, requests):
+        assert len(done[(request, 0)][0]) == 30 and greedy(model, prompt, done[(request, 0)][0])
+    assert stats["guessed"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2_moe"])
 def test_half_precision_is_as_near_to_fp32_as_transformers_half_precision(family, dtype, folder):

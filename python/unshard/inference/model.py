@@ -8,7 +8,8 @@ from unshard.inference.sizes import parse_bytes, weight_cache
 from unshard.inference.tokenizer_files import load_tokenizer, model_path
 
 ENGINE_OPTIONS = ("device", "dtype", "kv_dtype", "threads", "kv_cache_tokens", "kv_cache_bytes", "step_tokens", "max_sequences",
-                  "max_waiting", "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory_bytes", "weight_cache")
+                  "max_waiting", "max_context", "share_prefixes", "speculate", "guesses", "always_guess", "weight_memory_bytes",
+                  "weight_cache")
 
 
 class Model:
