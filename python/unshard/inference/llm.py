@@ -32,9 +32,9 @@ class Result:
 class LLM:
     """model: a Hugging Face folder or a GGUF file. options: device, dtype, kv_dtype, threads, kv_cache_tokens, step_tokens,
     max_sequences, max_waiting, max_context, share_prefixes, speculate, guesses, always_guess (unshard/inference/engine.h says what they
-    mean); weight_memory ("2G", or bytes: weights beyond it are read from disk in each step) and weight_cache (the folder of the files that
-    they are read from); tensor_parallel (ranks that compute it together), replicas (how many times it is held, each with threads and a cache
-    of its own).
+    mean); weight_memory ("2G", or bytes: weights beyond it are read from disk in each step) and weight_cache (the folder of the files
+    that they are read from); tensor_parallel (ranks that compute it together), replicas (how many times it is held, each with threads
+    and a cache of its own).
 
     Any thread may use it; requests of all of them are computed together. Raises ModelError (a RuntimeError), ValueError, OSError."""
 
