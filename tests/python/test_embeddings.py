@@ -139,6 +139,27 @@ def test_threads_of_the_caller_share_one_embedder(small):
     assert numpy.concatenate([found[i] for i in range(32)]).tobytes() == wanted.tobytes()
 
 
+def test_a_forked_child_is_told_to_open_its_own(small):
+    import os
+    embedder = _core.InferenceEmbedder(str(small), threads=2)
+    wanted = embedder.embed([[5, 6]])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            embedder.embed([[5, 6]])
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        del embedder
+        os.write(writing, b" ended")
+        os._exit(0)
+    os.close(writing)
+    said = b"".join(iter(lambda: os.read(reading, 1000), b"")).decode()
+    os.close(reading)
+    assert os.waitpid(child, 0)[1] == 0 and "forked" in said and said.endswith("ended")
+    assert embedder.embed([[5, 6]]) == wanted
+
+
 # ---- MiniLM ---------------------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def wanted_vectors():
@@ -243,7 +264,9 @@ def changed(folder, name, **values):
     ({"hidden_act": "relu"}, "hidden_act"), ({"position_embedding_type": "relative_key"}, "only absolute"),
     ({"is_decoder": True}, "is_decoder"), ({"vocab_size": "x"}, "vocab_size"), ({"num_hidden_layers": 4}, "encoder.layer.3"),
     ({"quantization_config": {}}, "quantization_config"),
-    ({"intermediate_size": 97}, "intermediate"), ({"layer_norm_eps": -1}, "layer_norm_eps"), ({"model_type": None}, "model_type")])
+    ({"intermediate_size": 97}, "intermediate"), ({"layer_norm_eps": -1}, "layer_norm_eps"), ({"model_type": None}, "model_type"),
+    ({"model_type": "roberta", "pad_token_id": 2**31}, "below the 320 positions"),
+    ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id")])
 def test_a_configuration_that_cant_be_is_named(values, words, folder):
     with pytest.raises(_core.ModelError, match=words) as error:
         _core.InferenceEmbedder(str(changed(folder, "changed", **values)), threads=1)

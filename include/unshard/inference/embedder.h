@@ -46,7 +46,7 @@ class Embedder {
   const EmbedderInfo& model() const;
   /// One vector a text: [texts, hidden], row after row. Tokens are those that the model's tokenizer gives, special ones included.
   /// A text's vector has the same bits whatever texts come with it, and with any number of threads.
-  /// Any thread may call; calls are computed one after another.
+  /// Any thread may call, but none of a forked child; calls are computed one after another.
   /// \throws std::invalid_argument  an empty or too long text, a token outside the vocabulary; names the text; nothing was computed
   /// Cost: memory of about batch_tokens * (9 * hidden + intermediate) floats, kept; one pass over the weights a batch.
   std::vector<float> embed(std::span<const std::vector<Token>> texts);

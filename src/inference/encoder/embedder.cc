@@ -1,5 +1,7 @@
 #include "unshard/inference/embedder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
@@ -41,6 +43,7 @@ struct Embedder::Impl {
   std::unique_ptr<Encoder> encoder;
   EmbedderInfo info;
   std::mutex mutex;  ///< one call at a time computes
+  const pid_t process = getpid();
 
   Impl(const std::string& path, const EmbedderOptions& asked) : options(asked), workers(asked.threads) {
     // Products are bound by arithmetic from far fewer rows on; more only push a batch's rows out of the second-level cache.
@@ -77,6 +80,12 @@ struct Embedder::Impl {
     info.weight_bytes = weights.bytes;
   }
 
+  void check_process() const {
+    if (process != getpid())
+      throw std::runtime_error(
+          "[inference.embed] this process was forked from the one that opened the model, whose threads it hasn't; open another");
+  }
+
   void check(std::span<const Token> text, std::size_t number) const {
     require(!text.empty(), "[inference.embed] text ", number, " is empty");
     require(static_cast<std::int64_t>(text.size()) <= info.context, "[inference.embed] text ", number, " has ", text.size(),
@@ -110,7 +119,9 @@ Embedder::Embedder(const std::string& path, const EmbedderOptions& options) {
   impl_ = std::make_unique<Impl>(path, options);
 }
 
-Embedder::~Embedder() = default;
+Embedder::~Embedder() {
+  if (impl_ && impl_->process != getpid()) (void)impl_.release();  // a forked child has none of the threads that would have to be joined
+}
 
 bool Embedder::takes(const std::string& path) {
   try {
@@ -123,6 +134,7 @@ bool Embedder::takes(const std::string& path) {
 const EmbedderInfo& Embedder::model() const { return impl_->info; }
 
 std::vector<float> Embedder::embed(std::span<const std::vector<Token>> texts) {
+  impl_->check_process();
   for (std::size_t i = 0; i < texts.size(); ++i) impl_->check(texts[i], i);
   const auto hidden = static_cast<std::size_t>(impl_->info.hidden);
   std::vector<float> vectors(texts.size() * hidden);
@@ -132,6 +144,7 @@ std::vector<float> Embedder::embed(std::span<const std::vector<Token>> texts) {
 }
 
 std::vector<float> Embedder::hidden_states(std::span<const Token> text) {
+  impl_->check_process();
   impl_->check(text, 0);
   const std::lock_guard lock(impl_->mutex);
   const float* rows = impl_->encoder->forward(std::span(&text, 1));

@@ -54,8 +54,10 @@ EncoderConfig bert(const Settings& config) {
 EncoderConfig roberta(const Settings& config) {
   auto model = bert(config);
   model.prefix = "roberta.";
-  model.padding = static_cast<Token>(config.size_or("pad_token_id", 1));
-  model.first_position = model.padding + 1;
+  model.first_position = config.size_or("pad_token_id", 1) + 1;
+  if (model.first_position >= model.positions)
+    config.fail("pad_token_id", cat("a token below the ", model.positions, " positions is wanted"));
+  model.padding = static_cast<Token>(model.first_position - 1);
   return model;
 }
 
@@ -109,7 +111,6 @@ EncoderConfig encoder_config(const Settings& config) {
   model.family = family;
   if (model.hidden % model.heads != 0)
     throw ModelError(cat(config.file(), ": ", model.heads, " heads can't share ", model.hidden, " features evenly"));
-  if (model.context() <= 0) throw ModelError(cat(config.file(), ": ", model.positions, " positions leave none for a text"));
   if (!(model.norm_eps >= 0) || !std::isfinite(model.norm_eps))
     throw ModelError(cat(config.file(), ": 'layer_norm_eps' is ", model.norm_eps, ", which a norm can't have"));
   return model;
