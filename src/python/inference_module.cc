@@ -4,7 +4,7 @@
 namespace unshard::python {
 void bind_inference(py::module_& module);
 void bind_embedder(py::module_& module);
-}
+}  // namespace unshard::python
 
 PYBIND11_MODULE(_inference, module) {
   module.doc() = "Binding of Unshard's inference engine. Use `unshard.LLM`, `unshard.Embedder`, or `unshard serve`.";
