@@ -19,15 +19,16 @@
 // quarter of B, and of one token at least; all else goes to those that are due first. Due first are those that lack the fewest tokens, but
 // four tokens computed of others' prompts while a prompt waits count as one less that it lacks: none is overtaken for long.
 //  - Short prompts don't wait for long ones: a prompt gets its first token in the step that admits it if it and those due no later (of its
-//    priority, and all of better ones) lack at most three quarters of B together. So it is beside one long prompt that lacks more, if it
-//    fits in three quarters of B. And it is admitted in the first step after it came, unless places or blocks are lacking: its first token
-//    comes within two steps' time.
+//    priority, and all of better ones) fit in what the oldest's share leaves of B. So does every prompt of at most three quarters of B
+//    beside a long one that lacks more. And it is admitted in the first step after it came, unless places or blocks are lacking: its first
+//    token comes within two steps' time.
 //  - No prompt starves: while it is the oldest of its priority it gets its share in every step, whatever comes after it, and those before
 //    it end. B is at least 1, as at most step_tokens sequences run.
 //  - Of equal prompts that come together one is computed, as it is the oldest and due first; the others share its blocks as these fill.
 //
 // [Note: what a token costs] A single token or a guess costs 1 of the budget. A prompt's token costs 1 + (tokens before its chunk) /
-// look_back_tokens: attention makes late chunks of long prompts slower, and the time between two tokens of those that run is to be even.
+// look_back_tokens, at most a quarter of a step: attention makes late chunks of long prompts slower, and the time between two tokens of
+// those that run is to be even.
 // So a step never has more than step_tokens tokens, and fewer where it computes late parts of long prompts. (What single tokens look back
 // on isn't counted: it changes little from step to step, and could leave nothing to prompts.)
 //
@@ -88,9 +89,7 @@ class ScheduleState {
   bool ensure_block(Sequence& sequence);
   void schedule_prompts();
   void share_budget(std::vector<Sequence*>& prompts);
-  std::int64_t prompt_token_cost(const Sequence& prompt) const {
-    return options_.look_back_tokens == 0 ? token_cost_ : token_cost_ + prompt.computed;
-  }
+  std::int64_t prompt_token_cost(const Sequence& prompt) const;
   Chunk chunk_of(const Sequence& sequence) const;
 
   // guesses.cc

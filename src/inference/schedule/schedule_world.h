@@ -277,9 +277,12 @@ class ScheduleWorld {
       }
     }
     const auto due = [&](const Sequence* prompt) { return since_.at(prompt->id) + 4 * lacked(prompt); };
-    const auto cost = [&](const Sequence* prompt) { return unit + (options_.look_back_tokens == 0 ? 0 : prompt->computed); };
+    const auto cost = [&](const Sequence* prompt) {
+      const std::int64_t most = std::max(unit, options_.step_tokens * unit / 4);
+      return options_.look_back_tokens == 0 ? unit : std::min(unit + prompt->computed, most);
+    };
     for (const auto& [priority, group] : prompts) {
-      const std::int64_t share = std::min(budget, std::max(budget / 4, unit));
+      const std::int64_t share = std::min(budget, std::max(budget / 4, cost(group.front())));
       const std::int64_t sure = std::max<std::int64_t>(share / cost(group.front()), budget >= unit);
       ASSERT_GE(group.front()->scheduled, std::min(sure, lacked(group.front()))) << "the oldest got less than its share";
       for (const Sequence* now : group) {

@@ -127,6 +127,37 @@ TEST(Scheduler, ALongPromptIsDoneInTimeUnderAnEndlessStreamOfShortOnes) {
   }
 }
 
+TEST(Scheduler, APromptThatWaitsForLongIsNoLongerOvertakenByShorterOnes) {
+  Scheduler scheduler(options_of(1000, 16));
+  scheduler.add({1, prompt_of(1000), 5, 0, 0});
+  scheduler.add({2, prompt_of(40, 2000), 5, 0, 0});
+  for (SequenceId last = 3;; ++last) {
+    ASSERT_LE(last, 3 + 12);
+    scheduler.add({last, prompt_of(12, static_cast<Token>(100 * last)), 1, 0, 0});  // all that the oldest's quarter leaves
+    for (const Chunk& chunk : run(scheduler).chunks) {
+      if (chunk.wants_token && chunk.sequence == 2) return;
+      if (chunk.wants_token) scheduler.remove(chunk.sequence);
+    }
+  }
+}
+
+TEST(Scheduler, LateChunksOfALongPromptAreShorterAndShortPromptsCostWhatTheyDid) {
+  auto options = options_of(1000, 32);
+  options.look_back_tokens = 32;
+  Scheduler scheduler(options);
+  scheduler.add({1, prompt_of(3000), 5, 0, 0});
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(32));
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(16));  // each costs 1 + 32 / 32
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(12));  // 1 + 48 / 32
+  for (std::int64_t position = 60; position < 2900;) {
+    const auto size = 32 * 32 / std::min<std::int64_t>(32 + position, 32 * 32 / 4);
+    EXPECT_THAT(sizes(run(scheduler)), ElementsAre(size));
+    position += size;
+  }
+  scheduler.add({2, prompt_of(5, 5000), 5, 0, 0});
+  EXPECT_THAT(sizes(run(scheduler)), ElementsAre(3, 5));
+}
+
 TEST(Scheduler, OfEqualPromptsThatComeTogetherOneIsComputed) {
   Scheduler scheduler(options_of(1000, 64));
   for (SequenceId id = 1; id <= 8; ++id) scheduler.add({id, prompt_of(641), 5, 0, 0});

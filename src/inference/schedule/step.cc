@@ -30,17 +30,22 @@ Step ScheduleState::next() {
 void ScheduleState::schedule(Sequence& sequence, std::int64_t tokens, std::int64_t cost) {
   if (sequence.scheduled == 0) scheduled_.push_back(&sequence);
   sequence.scheduled += tokens;
-  budget_ -= cost;
+  budget_ = std::max<std::int64_t>(0, budget_ - cost);
 }
 
-/// As much of a prompt as `budget` pays for, where it has a token's worth one token at least.
+/// See [Note: what a token costs].
+std::int64_t ScheduleState::prompt_token_cost(const Sequence& prompt) const {
+  if (options_.look_back_tokens == 0) return token_cost_;
+  return std::clamp(token_cost_ + prompt.computed, token_cost_, std::max(token_cost_, options_.step_tokens * token_cost_ / 4));
+}
+
+/// As much of a prompt as `budget` pays for.
 void ScheduleState::schedule_prompt(Sequence& prompt, std::int64_t budget) {
-  const std::int64_t cost = prompt_token_cost(prompt);
-  const std::int64_t paid = std::max<std::int64_t>(budget / cost, budget >= token_cost_), tokens = std::min(paid, prompt.remaining());
+  const std::int64_t cost = prompt_token_cost(prompt), tokens = std::min(budget / cost, prompt.remaining());
   if (tokens == 0) return;
   prompt_tokens_ += tokens;
   prompt.since += tokens;
-  schedule(prompt, tokens, std::min(tokens * cost, budget));
+  schedule(prompt, tokens, tokens * cost);
 }
 
 /// Sequences that lack one token, best first. At most max_running_ <= step_tokens of them: the budget is enough.
@@ -76,7 +81,7 @@ void ScheduleState::schedule_prompts() {
     for (; at != running_.end() && (*at)->priority == priority; ++at) {
       if ((*at)->remaining() > 0) prompts.push_back(*at);
     }
-    if (budget_ > 0 && !prompts.empty()) share_budget(prompts);
+    if (budget_ >= token_cost_ && !prompts.empty()) share_budget(prompts);
   }
 }
 
@@ -84,7 +89,7 @@ void ScheduleState::schedule_prompts() {
 void ScheduleState::share_budget(std::vector<Sequence*>& prompts) {
   Sequence& oldest = *prompts.front();
   std::ranges::stable_sort(prompts, {}, &Sequence::due);
-  schedule_prompt(oldest, std::min(budget_, std::max(budget_ / 4, token_cost_)));
+  schedule_prompt(oldest, std::max(budget_ / 4, prompt_token_cost(oldest)));  // one token at least
   for (Sequence* prompt : prompts) schedule_prompt(*prompt, budget_);
 }
 
