@@ -97,6 +97,30 @@ def test_a_streamed_conversation_is_the_whole_one(client, n):
         assert not any("\ufffd" in (choice.delta.content or "") for choice in own)
 
 
+def test_log_probabilities_of_the_prompt(client, server):
+    import math
+    settings = {"model": "small", "prompt": ["The quick fox", "Grüße"], "max_tokens": 3, "n": 2, "echo": True, "logprobs": 2}
+    whole = client.completions.create(**settings)
+    shown = [choice.logprobs.model_dump() for choice in whole.choices]
+    for choice, prompt in zip(whole.choices, ["The quick fox"] * 2 + ["Grüße"] * 2, strict=True):
+        tokens, found = server.model.tokenizer.encode(prompt), choice.logprobs
+        assert choice.text.startswith(prompt) and len(found.tokens) == len(tokens) + 3
+        assert found.token_logprobs[0] is None and found.top_logprobs[0] is None and found.token_logprobs[-3:] == [-0.5] * 3
+        for at in range(1, len(tokens)):
+            row = [-((tokens[at - 1] + 3 * i) % 17) for i in range(server.engine.vocab)]
+            total = math.log(sum(map(math.exp, row)))
+            assert abs(found.token_logprobs[at] - (row[tokens[at]] - total)) < 1e-6
+            assert abs(max(found.top_logprobs[at].values()) - (max(row) - total)) < 1e-6 and 1 <= len(found.top_logprobs[at]) <= 3
+        for token, offset in zip(found.tokens, found.text_offset, strict=True):
+            assert token.startswith("bytes:") or choice.text[offset:].startswith(token)
+    streamed = [{} for _ in whole.choices]
+    for chunk in client.completions.create(**settings, stream=True):
+        for choice in chunk.choices:
+            for key, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                streamed[choice.index].setdefault(key, []).extend(values)
+    assert streamed == [{key: one[key] for key in streamed[0]} for one in shown]
+
+
 def test_a_streamed_completion_is_the_whole_one(client):
     settings = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 30, "n": 2, "echo": True}
     whole = client.completions.create(**settings)
@@ -221,7 +245,7 @@ def test_a_wrong_value_is_named_by_both_endpoints(http_client, change, param):
     ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": [1, "x"]}, "prompt"),
     ({"prompt": 5}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [99999]}, "prompt"), ({"prompt": None}, "prompt"),
     ({"prompt": [True]}, "prompt"),
-    ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"echo": True, "logprobs": 1}, "echo"), ({"logprobs": 21}, "logprobs"),
+    ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"), ({"prompt": ["x"] * 100, "n": 2}, "prompt")])
 def test_a_completions_own_values(http_client, change, param):
     wrong(http_client.post("/v1/completions", json={"prompt": "x", **change}), 400, param)

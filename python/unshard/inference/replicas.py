@@ -64,6 +64,11 @@ class Replicas:
         sums = {key: sum(stats[key] for stats in each) for key in each[0]}
         return {**sums, "block_tokens": each[0]["block_tokens"], "refused": self._refused}
 
+    def logits(self, tokens):
+        """As InferenceEngine.logits, by the replica that has least to do."""
+        at, _ = self._in_order(tokens)[0]
+        return self._replicas[at].dispatcher.engine.logits(tokens)
+
     def stop(self):
         for replica in self._replicas:
             replica.dispatcher.stop()

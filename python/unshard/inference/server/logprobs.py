@@ -3,10 +3,13 @@ import math
 
 
 def of_completion(tokenizer, entries, shift=0):
-    """shift: characters before the output (an echoed prompt)."""
+    """shift: characters before the output (an echoed prompt). A log-probability of None: of a prompt's first token."""
     names = [_name(tokenizer.token_bytes(entry.token)) for entry in entries]
     likeliest = []
     for entry in entries:
+        if entry.logprob is None:
+            likeliest.append(None)
+            continue
         found = {}
         for token, logprob in [*entry.likeliest, (entry.token, entry.logprob)]:
             found.setdefault(_name(tokenizer.token_bytes(token)), _finite(logprob))
@@ -32,4 +35,4 @@ def _name(data):
 
 
 def _finite(logprob):
-    return logprob if math.isfinite(logprob) else -9999.0       # JSON has no infinity
+    return logprob if logprob is None or math.isfinite(logprob) else -9999.0       # JSON has no infinity

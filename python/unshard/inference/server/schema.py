@@ -141,8 +141,6 @@ class CompletionRequest(SamplingRequest):
             raise bad_request("suffix: filling in before a suffix is not supported by this server", "suffix")
         if self.best_of not in (None, self.n or 1):
             raise bad_request("best_of: choosing among more outputs than n is not supported by this server", "best_of")
-        if self.echo and self.logprobs is not None:
-            raise bad_request("echo: log-probabilities of the prompt are not supported by this server", "echo")
         if len(self.prompts()) * (self.n or 1) > MOST_CHOICES:
             raise bad_request(f"prompt: {len(self.prompts())} prompts times n {self.n or 1} is more than {MOST_CHOICES}", "prompt")
 

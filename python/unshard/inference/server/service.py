@@ -29,6 +29,7 @@ class Service:
         self.metrics = Metrics(self)
         self.draining = False
         self.dispatcher, self._loop = None, None
+        self.scoring = asyncio.Lock()        # one prompt at a time is computed for its own log-probabilities
         self._jobs, self._idle = set(), asyncio.Event()
         self._idle.set()
 
