@@ -27,7 +27,7 @@ class FakeEngine:
         self.submitted, self.cancelled = [], []
         self._lock, self._outputs, self._waiting, self._running, self._next = threading.Lock(), queue.SimpleQueue(), [], {}, 1
         self._counts = dict.fromkeys(("steps", "prompt_tokens", "generated_tokens", "shared_tokens", "preemptions", "finished", "cancelled",
-                                      "refused", "guessed", "accepted"), 0)
+                                      "refused", "guessed", "accepted", "weight_bytes_read", "weight_wait_s"), 0)
         self._work = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -19,7 +19,9 @@ _COUNTERS = {"steps": ("steps", "Steps of the engine"), "prompt_tokens": ("promp
              "refused": ("requests_refused", "Requests refused because the queue was full"),
              "guessed": ("guesses", "Guesses at next tokens (speculative decoding) that were computed"),
              "accepted": ("guesses_accepted", "Guesses that were right: tokens without a step of their own"),
-             "busy_s": ("busy_seconds", "Time in steps")}
+             "busy_s": ("busy_seconds", "Time in steps"),
+             "weight_bytes_read": ("weight_bytes_read", "Bytes of weights read from disk in steps (--weight-memory)"),
+             "weight_wait_s": ("weight_wait_seconds", "Time in steps that waited for them")}
 _EMBEDDING_GAUGES = {"waiting": ("requests_waiting", "Requests for embeddings that aren't answered yet"),
                      "waiting_tokens": ("tokens_waiting", "Their tokens that no turn has taken yet")}
 _EMBEDDING_COUNTERS = {"texts": ("texts", "Texts made embeddings"), "tokens": ("tokens", "Tokens of texts made embeddings"),
