@@ -215,7 +215,8 @@ def test_a_client_that_leaves_frees_its_place_on_its_replica():
         with httpx.Client(base_url=server.url, timeout=20) as http:
             body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 50_000, "stream": True}
             with http.stream("POST", "/v1/completions", json=body) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()                      # its end closes the connection
+                next(lines)
                 wait_until(lambda: [engine.stats()["running"] for engine in engines] == [2, 2])
         wait_until(lambda: [sorted(engine.cancelled) for engine in engines] == [[1, 2], [1, 2]] and server.service.is_idle)
 
