@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 
 namespace unshard::inference {
 
@@ -53,15 +52,6 @@ void DraftProposer::feed(Sequence& sequence, std::span<const Token> tokens) {
   sequence.cached.insert(sequence.cached.end(), tokens.begin(), tokens.end());
 }
 
-void DraftProposer::compute() {
-  const auto start = std::chrono::steady_clock::now();
-  runner_->step({}, batch_, logits_);
-  const auto rows = std::ssize(batch_.tokens);
-  // Prompts, whose rows have no logits, cost less than others.
-  if (cost_ && rows <= 2 * std::ssize(batch_.logit_rows))
-    cost_->observe(rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-}
-
 /// Compute what the cache lacks. \return those of which logits have come, in the order of `logits_`
 std::vector<DraftProposer::Pending> DraftProposer::catch_up(std::span<Proposal> proposals) {
   std::vector<Pending> pending;
@@ -79,7 +69,7 @@ std::vector<DraftProposer::Pending> DraftProposer::catch_up(std::span<Proposal> 
     batch_.logit_rows.push_back(static_cast<std::int64_t>(batch_.tokens.size()) - 1);
     pending.push_back({&proposal, &sequence, *proposal.sampler});
   }
-  if (!batch_.tokens.empty()) compute();
+  if (!batch_.tokens.empty()) runner_->step({}, batch_, logits_);
   return pending;
 }
 
@@ -115,7 +105,7 @@ void DraftProposer::propose(std::span<Proposal> proposals) {
       feed(*each.sequence, std::span(each.proposal->tokens).last(1));
       batch_.logit_rows.push_back(static_cast<std::int64_t>(batch_.tokens.size()) - 1);
     }
-    compute();
+    runner_->step({}, batch_, logits_);
   }
 }
 

@@ -45,7 +45,6 @@ class DraftProposer : public Proposer {
   };
   bool room_for(Sequence& sequence, std::int64_t tokens);
   void feed(Sequence& sequence, std::span<const Token> tokens);
-  void compute();
   std::vector<Pending> catch_up(std::span<Proposal> proposals);
   void draw(std::vector<Pending>& pending);
 

@@ -48,7 +48,7 @@ std::vector<double> Speculator::chances(const Proposal& proposal) const {
 }
 
 /// Sets `most` of each. A draft that is far behind (it has not seen the prompt yet) must win the time of catching up back until the
-/// sequence's end.
+/// sequence's end, and as much again: what it wins is a guess too.
 void Speculator::keep_what_pays(std::vector<Proposal>& wanted, std::int64_t room) {
   const StepCost* drafting = proposer_->cost();
   std::vector<Outlook> outlooks;
@@ -61,8 +61,8 @@ void Speculator::keep_what_pays(std::vector<Proposal>& wanted, std::int64_t room
   const auto plan = guesses_that_pay(outlooks, rows, room, cost_.value(), drafting);
   const double won_a_token = (1 - 1 / plan.gain) * cost_->seconds(rows) / static_cast<double>(rows);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const auto left = std::min(wanted[i].left, kLongAnswer);
-    const bool worth = behind[i] <= kInStep || drafting->seconds_of_many(behind[i]) < won_a_token * static_cast<double>(left);
+    const double won = won_a_token * static_cast<double>(std::min(wanted[i].left, kLongAnswer));
+    const bool worth = behind[i] <= kInStep || 2 * cost_->load() * drafting->seconds_of_many(behind[i]) < won;
     wanted[i].most = worth ? plan.guesses[i] : 0;
   }
 }

@@ -111,7 +111,7 @@ GuessPlan guesses_that_pay(std::span<const Outlook> sequences, std::int64_t rows
     const auto& guess = guesses[i];
     tokens += guess.chance;
     drafting.add(guess.place, guess.place == 0 ? sequences[guess.sequence].first_rows : 1);
-    const double speed = tokens / (target.seconds(rows + static_cast<std::int64_t>(i) + 1) + drafting.seconds());
+    const double speed = tokens / (target.seconds(rows + static_cast<std::int64_t>(i) + 1) + target.load() * drafting.seconds());
     if (speed > best) best = speed, taken = i + 1;
   }
   GuessPlan plan{std::vector<std::int64_t>(sequences.size()), taken > 0 ? best / without : 1};

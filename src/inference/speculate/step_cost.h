@@ -26,6 +26,8 @@ class StepCost {
   static StepCost measure(Runner& runner, std::int64_t most_rows);
   /// Straight lines between the points; beyond the last as between the last two.
   double seconds(std::int64_t rows) const { return load_ * along_lines(rows); }
+  /// Times of all steps over those that were measured. What a draft takes is measured once, and then taken to be longer as this is.
+  double load() const { return load_; }
   /// Of so many rows in steps of the largest size that was measured.
   double seconds_of_many(std::int64_t rows) const {
     return seconds(points_.back().rows) * static_cast<double>(rows) / static_cast<double>(points_.back().rows);
@@ -36,7 +38,7 @@ class StepCost {
  private:
   double along_lines(std::int64_t rows) const;
   std::vector<Point> points_;
-  double load_ = 1;  ///< all steps' times are this much longer than the points say: longer contexts, other work on the machine
+  double load_ = 1;  ///< longer contexts, other work on the machine
 };
 
 /// What is known of a sequence before its guesses are chosen.

@@ -77,6 +77,15 @@ TEST(GuessesThatPay, CountWhatTheDraftTakes) {
   EXPECT_EQ(guesses_that_pay(chances, 1, 100, StepCost({{1, 1}}), &by_rows, 40), (Counts{0}));  // it is far behind
 }
 
+TEST(GuessesThatPay, TakeADraftToBeSlowedDownAsItsTargetIs) {
+  const StepCost draft({{1, 0.4}});
+  StepCost target({{1, 1}});
+  EXPECT_EQ(guesses_that_pay(Chances{{0.5}}, 1, 1, target, &draft), (Counts{1}));
+  for (int i = 0; i < 200; ++i) target.observe(1, 5);  // five times as long; with a draft that isn't, 1.39 would be won
+  const std::vector<Outlook> sequence{{{0.5}, 1}};
+  EXPECT_LT(unshard::inference::guesses_that_pay(sequence, 1, 1, target, &draft).gain, 1.25);
+}
+
 TEST(GuessesThatPay, SayWhatTheyGain) {
   const std::vector<Outlook> sequence{{{0.5}, 1}};
   EXPECT_DOUBLE_EQ(unshard::inference::guesses_that_pay(sequence, 1, 1, StepCost({{1, 1}, {2, 1.25}}), nullptr).gain, 1.2);
