@@ -52,10 +52,28 @@ def question(peers, failures, rounds, say):
     except BenchError as error:
         failures.append(str(error))
         say(f"  FAILED {error}")
+    result["speculate"] = guessing(model, failures, rounds, say)
     result["read_gbps"] = read_bandwidth()
     say(f"  two threads read {result['read_gbps']:.1f} GB/s")
     result["embeddings"] = embedding.question(failures, rounds, say)
     return result
+
+
+def guessing(model, failures, rounds, say):
+    """{what it is called: rows of speculate.py}"""
+    found = {}
+    ways = (("Q4_1, n-gram", "auto", "ngram"), ("bf16, n-gram", "bf16", "ngram"), ("bf16, draft in Q4_1", "bf16", model))
+    for name, dtype, who in ways:
+        try:
+            found[name] = run(OURS, "speculate.py", dtype, model, "--speculate", who, "--rounds", max(rounds, 3), ranks=1, threads=2,
+                              limit=400)["rows"]
+        except BenchError as error:
+            failures.append(str(error))
+            say(f"  FAILED {error}")
+            continue
+        say(f"  guesses, {name}: " + "; ".join(f"{one['kind']} at {one['batch']}: {one['off']:.0f}, {one['on']:.0f} with them"
+                                              for one in found[name]))
+    return found
 
 
 def summary(runs):
@@ -117,7 +135,16 @@ def tables(result, table):
     return ["### Generating with SmolLM2-135M, 2 threads, tokens a second",
             table(["", "decoding, batch 1", "batch 8", "batch 32", "prefill of 1,024", "loads in s", "MB of weights"], rows),
             f"Two threads read {result['read_gbps']:.1f} GB/s." + disk_words(result.get("unshard_bf16_half")),
-            *embedding.tables(result.get("embeddings"), table)]
+            *guessing_tables(result.get("speculate"), table), *embedding.tables(result.get("embeddings"), table)]
+
+
+def guessing_tables(found, table):
+    if not found:
+        return []
+    rows = [[name, one["kind"], str(one["batch"]), f"{one['off']:.0f}", f"{one['on']:.0f}", f"{one['on'] / one['off']:.2f}",
+             f"{one['accepted']} of {one['guessed']}"] for name, of_name in found.items() for one in of_name]
+    return ["### Speculative decoding, SmolLM2-135M, 2 threads, tokens a second",
+            table(["", "request", "batch", "without", "with guesses", "ratio", "guesses right"], rows)]
 
 
 def disk_words(half):
