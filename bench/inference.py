@@ -52,20 +52,20 @@ def question(peers, failures, rounds, say):
     except BenchError as error:
         failures.append(str(error))
         say(f"  FAILED {error}")
-    result["speculate"] = guessing(model, failures, rounds, say)
+    result["speculate"] = guessing(model, failures, say)
     result["read_gbps"] = read_bandwidth()
     say(f"  two threads read {result['read_gbps']:.1f} GB/s")
     result["embeddings"] = embedding.question(failures, rounds, say)
     return result
 
 
-def guessing(model, failures, rounds, say):
+def guessing(model, failures, say):
     """{what it is called: rows of speculate.py}"""
     found = {}
     ways = (("Q4_1, n-gram", "auto", "ngram"), ("bf16, n-gram", "bf16", "ngram"), ("bf16, draft in Q4_1", "bf16", model))
     for name, dtype, who in ways:
         try:
-            found[name] = run(OURS, "speculate.py", dtype, model, "--speculate", who, "--rounds", max(rounds, 3), ranks=1, threads=2,
+            found[name] = run(OURS, "speculate.py", dtype, model, "--speculate", who, "--tokens", 120, ranks=1, threads=2,
                               limit=400)["rows"]
         except BenchError as error:
             failures.append(str(error))
