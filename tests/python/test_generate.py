@@ -336,9 +336,10 @@ def test_the_page_in_a_browser(browser, tmp_path, monkeypatch, width):
     assert seen["overflow"] == 0 and seen["drawn"] == [True] * 3
 
 
-def test_the_page_asks_nobody_else():
-    from unshard.inference.server.page import page
-    text = page("a<b>")
+@pytest.mark.parametrize("made", ["page", "embeddings_page"])
+def test_the_page_asks_nobody_else(made):
+    from unshard.inference.server import page
+    text = getattr(page, made)("a<b>")
     assert "a&lt;b&gt;" in text and "@@" not in text
     assert not re.search(r"\b(?:https?:)?//[\w.-]+\.\w+/|@import|url\(|import\(|innerHTML", text)
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,"]
