@@ -14,18 +14,24 @@ namespace {
 class ThreadCarrier : public Carrier {
  public:
   ThreadCarrier(Transfers& transfers, std::int64_t threads, std::string why) : transfers_(transfers), why_(std::move(why)) {
-    for (std::int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { carry(); });
+    try {
+      for (std::int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { carry(); });
+    } catch (...) {  // the system has no more threads
+      end();
+      throw;
+    }
   }
-  ~ThreadCarrier() override {
-    transfers_.end();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~ThreadCarrier() override { end(); }
   void wake() override {}  // the list's condition has woken them
   std::string describe() const override {
     return cat(threads_.size(), " threads", why_.empty() ? "" : " (io_uring isn't permitted here: ", why_, why_.empty() ? "" : ")");
   }
 
  private:
+  void end() {
+    transfers_.end();
+    for (auto& thread : threads_) thread.join();
+  }
   void carry() {
     while (auto piece = transfers_.wait_for()) {
       const auto size = static_cast<std::size_t>(piece->bytes);

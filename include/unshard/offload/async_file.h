@@ -29,10 +29,10 @@ class AsyncFile {
   bool is_open() const { return held_ != nullptr; }
   /// Later transfers are refused; those under way go on.
   void close() { held_.reset(); }
-  std::int64_t bytes() const;
+  std::int64_t bytes() const;  ///< as it is now. \throws FileError
   /// Set aside space for a file of this size, so that a full disk is found before anything is written. \throws FileError
   void reserve(std::int64_t bytes) const;
-  void resize(std::int64_t bytes) const;
+  void resize(std::int64_t bytes) const;  ///< zeros where it grows. \throws FileError
   /// What was written before is on the disk when this returns. \throws FileError
   void sync() const;
   /// "past the page cache", or "through the page cache" with the reason.
