@@ -109,6 +109,8 @@ void rename_for_good(const std::string& from, const std::string& to) {
 void convert_weights(const UnitLoader& loader, const std::vector<Unit>& units, const std::string& path, const std::string& key,
                      bool two_at_once, Workers& workers) {
   const std::string part = cat(path, ".part.", ::getpid());
+  std::error_code ignored;
+  std::filesystem::remove(part, ignored);  // of a killed process of the same number: it may be longer than this one's
   try {
     {
       Converter converter(loader, units, two_at_once, workers);
@@ -117,7 +119,6 @@ void convert_weights(const UnitLoader& loader, const std::vector<Unit>& units, c
     }
     rename_for_good(part, path);
   } catch (const std::exception& error) {
-    std::error_code ignored;
     std::filesystem::remove(part, ignored);
     if (dynamic_cast<const ModelError*>(&error)) throw;
     throw ModelError(

@@ -64,14 +64,15 @@ Frame frame_of(const WeightSource& source, const ModelConfig& config, const std:
   return frame;
 }
 
-/// While it lives no other process converts to the same file. Where the file system has no locks each converts for itself.
+/// While it is held no other process converts to the same file. Where the file system has no locks each converts for itself.
 class Lock {
  public:
   Lock(const std::string& path, bool talks) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
     if (fd_ < 0) return;
-    if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    held_ = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+    if (held_ || errno != EWOULDBLOCK) return;
     if (talks) log_info(cat("another process is packing these weights (", path, "): waiting for it"));
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    while (!(held_ = ::flock(fd_, LOCK_EX) == 0) && errno == EINTR) {
     }
   }
   ~Lock() {
@@ -79,9 +80,11 @@ class Lock {
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
+  bool held() const { return held_; }
 
  private:
   int fd_;
+  bool held_ = false;
 };
 
 /// What killed processes left. Under the lock nobody is at work on one.
@@ -121,7 +124,7 @@ LoadedWeights load_within(const MemoryBudget& budget, const WeightSource& source
       found = open_weight_file(path, key, frame.units);
       if (!found || made) {
         if (shard.rank == 0) log_info(cat(source.path(), ": packing its weights into ", path.string(), ", ", frame.bytes() >> 20, " MB"));
-        remove_parts(path);
+        if (lock.held()) remove_parts(path);
         convert_weights(loader, frame.units, path, key, plan.slots > 1, workers);
         found = open_weight_file(path, key, frame.units);
         made = true;
