@@ -73,8 +73,8 @@ struct Engine::Impl {
   }
 };
 
-Engine::Engine(const std::string& path, const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(path, options, nullptr, ModelFactory{})) {}
+Engine::Engine(const std::string& path, const EngineOptions& options, const ModelFactory& other_devices)
+    : impl_(std::make_unique<Impl>(path, options, nullptr, other_devices)) {}
 Engine::Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Peers> peers, const ModelFactory& other_devices)
     : impl_(std::make_unique<Impl>(path, options, std::move(peers), other_devices)) {}
 Engine::~Engine() {

@@ -101,11 +101,12 @@ struct ModelInfo {
 class Engine {
  public:
   /// \param path  a Hugging Face folder (config.json, *.safetensors) or a GGUF file
+  /// \param other_devices  for options.device but "cpu": torch_models()
   /// \throws ModelError, std::invalid_argument
-  Engine(const std::string& path, const EngineOptions& options = {});
+  Engine(const std::string& path, const EngineOptions& options = {}, const ModelFactory& other_devices = {});
   /// Tensor parallelism: every rank of `comm` makes an engine of the same model and options and holds a part of each matrix and of the KV
   /// cache. Requests go to rank 0; the others call follow(). At most as many ranks as the model has key-value heads.
-  /// comm: may be null. other_devices: for options.device but "cpu", which one rank has alone.
+  /// comm: null is one rank. Other devices but "cpu" are one rank's alone.
   Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Communicator> comm, const ModelFactory& other_devices = {});
   /// The same over what `comm` becomes, for who can't have torch (inference/comm_peers.h makes it); null: one rank.
   Engine(const std::string& path, const EngineOptions& options, std::shared_ptr<Peers> peers, const ModelFactory& other_devices = {});
