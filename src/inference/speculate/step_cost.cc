@@ -38,7 +38,7 @@ StepCost::StepCost(std::vector<Point> points) : points_(std::move(points)) {
 }
 
 StepCost StepCost::measure(Runner& runner, std::int64_t most_rows) {
-  most_rows = std::min({most_rows, runner.kv_blocks() * kBlockTokens, runner.info().context});
+  most_rows = std::min({most_rows, kMostMeasured, runner.kv_blocks() * kBlockTokens, runner.info().context});
   std::vector<Point> points;
   for (std::int64_t rows = 1; rows <= most_rows; rows *= 2) points.push_back({rows, 1e9});
   std::vector<float> logits;

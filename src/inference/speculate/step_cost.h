@@ -22,7 +22,8 @@ class StepCost {
   /// \param points  by rows, at least one
   explicit StepCost(std::vector<Point> points);
   /// Measured on a runner that computes nothing else and whose cache holds nothing: 5 rounds, or fewer where they take long.
-  /// Cost: some 10 steps.
+  /// Of most_rows rows at most, and of kMostMeasured. Cost: up to 5 steps of each size, 1, 2, 4, ... rows, or one where they take long.
+  static constexpr std::int64_t kMostMeasured = 512;  ///< rows have logits each: of 2,048 a large vocabulary's take a gigabyte
   static StepCost measure(Runner& runner, std::int64_t most_rows);
   /// Straight lines between the points; beyond the last as between the last two.
   double seconds(std::int64_t rows) const { return load_ * along_lines(rows); }
