@@ -365,6 +365,10 @@ PROMPTS = [
     "Paris, London, Berlin,", "The cat sat on", "Shakespeare wrote", "If it rains tomorrow,", "The square root of 16",
     "Gravity", "Two roads diverged", "The colour of the sky", "Thank you for", "The end",
 ]
+# Two whole blocks and more, which every second prompt begins with: something to share, and to compute in chunks.
+HEAD = ("The notes that follow were written by a traveller who crossed the country on foot, from the mountains in the north to the sea, "
+        "and who wrote down every evening what had been seen and heard along the road. ")
+PROMPTS[1::2] = [HEAD + prompt for prompt in PROMPTS[1::2]]
 
 
 NEW = 12
@@ -423,8 +427,10 @@ def test_greedy_tokens_of_smollm2_are_transformers(smollm2, greedy_tokens, step_
     options = {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True}
     requests = [engine.submit(prompt, options) for prompt in prompts]
     together = drain(engine, [(request, 0) for request in requests])
+    shared = engine.stats()["shared_tokens"]
     engine.close()
     assert [together[(request, 0)][0] for request in requests] == greedy_tokens
+    assert (shared > 0) == share
 
 
 def perplexity(engine, tokens, window=512):
