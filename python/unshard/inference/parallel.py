@@ -14,6 +14,7 @@ import time
 import weakref
 
 _ENDS_WITHIN_S = 10
+_ENDS_BY_ITSELF_S = 2
 _MEETS_WITHIN = datetime.timedelta(minutes=30)
 
 
@@ -115,15 +116,23 @@ def start(path, options, size, cores):
 
 
 def end(followers):
-    """They end by themselves when rank 0's engine closes; who doesn't is ended."""
-    until = time.monotonic() + _ENDS_WITHIN_S
+    """They end by themselves when rank 0's engine closes, or (who has no engine yet) when their pipe does; who doesn't is ended."""
+    _wait(followers, _ENDS_BY_ITSELF_S)
     for process in followers:
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
         process.stdin.close()
+    for process in _wait(followers, _ENDS_WITHIN_S):
+        process.kill()
+        process.wait()
+
+
+def _wait(processes, seconds):
+    """Those that still run then."""
+    until = time.monotonic() + seconds
+    while running := [process for process in processes if process.poll() is None]:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    return running
 
 
 def end_at_exit(engine, followers):

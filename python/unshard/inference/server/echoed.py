@@ -5,7 +5,7 @@ from unshard.inference.detokenizer import Detokenizer
 from unshard.inference.server.errors import ApiError, bad_request
 from unshard.inference.text_output import TokenLogprob
 
-_MOST_BYTES = 512 << 20         # of one prompt's logits
+_MOST_BYTES = 256 << 20         # of one prompt's logits, which are held about three times; others wait while it is computed
 
 
 async def scored(service, prompts, likeliest):
