@@ -4,6 +4,7 @@ import sys
 import time
 
 _SHARED = ("dtype", "threads", "max_context")              # options of an engine that an embedder has too
+_SPELT = {"tensor_parallel": "tp", "share_prefixes": "no_share_prefixes"}  # on the command line, where that differs
 _IN_LINES = 256                                            # texts computed before their vectors are written
 
 
@@ -44,7 +45,8 @@ def open_served(options, given):
         if options.embedding_model:
             raise ValueError(f"{options.model} makes embeddings itself; --embedding-model goes beside a model that makes text")
         if unfit := sorted(set(given) - {*_SHARED, "max_waiting"}):
-            raise ValueError(f"{options.model} makes embeddings, for which there is no {', '.join(unfit)}")
+            names = ", ".join("--" + _SPELT.get(name, name).replace("_", "-") for name in unfit)
+            raise ValueError(f"{options.model} makes embeddings, for which these options aren't built: {names}")
         return None, Embedder(options.model, **{name: given[name] for name in _SHARED if name in given})
     embedder = None
     if options.embedding_model:
