@@ -51,16 +51,21 @@ def wait_until_ready(process, port):
     raise RuntimeError(f"the server wasn't ready within {READY_S} s")
 
 
-def measured(command, port, seconds):
-    """{"tokens_s", "requests_s", "first", "between"}: percentiles in seconds"""
+def measured(command, port, seconds, beside):
+    """{"tokens_s", "requests_s", "first", "between"}: percentiles in seconds. beside: and "short_in_steps": the first token of a short
+    prompt while one of 2,000 tokens is computed, in steps' time (of our /metrics)."""
     with open(os.devnull, "wb") as nowhere:
         process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
     try:
         wait_until_ready(process, port)
         asyncio.run(load.crowd(port, 2, 2))                              # warm
         found = asyncio.run(load.crowd(port, CLIENTS, seconds))
-        return {**{key: found[key] for key in ("tokens_s", "requests_s")},
-                **{key: load.percentiles(found[key]) for key in ("first", "between")}}
+        result = {**{key: found[key] for key in ("tokens_s", "requests_s")},
+                  **{key: load.percentiles(found[key]) for key in ("first", "between")}}
+        if beside:
+            _, short, step = asyncio.run(load.beside_a_long_prompt(port))
+            result["short_in_steps"] = statistics.median(one / of for one, of in zip(short, step))
+        return result
     finally:
         process.terminate()
         try:
@@ -82,7 +87,7 @@ def question(peers, failures, rounds, say):
         for name in names:
             port = free_port()
             try:
-                one = measured(commands(peers, model, port, lambda _: None)[name], port, SECONDS)
+                one = measured(commands(peers, model, port, lambda _: None)[name], port, SECONDS, name == "unshard")
             except (OSError, RuntimeError, ValueError) as error:
                 failures.append(f"serving, {NAMES[name]}: {error}")
                 say(f"  FAILED {NAMES[name]}: {error}")
@@ -94,14 +99,20 @@ def question(peers, failures, rounds, say):
 
 
 def summary(runs):
-    return {**{key: statistics.median(one[key] for one in runs) for key in ("tokens_s", "requests_s")},
+    return {**{key: statistics.median(one[key] for one in runs) for key in ("tokens_s", "requests_s", "short_in_steps") if key in runs[0]},
             **{key: [statistics.median(one[key][i] for one in runs) for i in range(3)] for key in ("first", "between")}}
 
 
 def targets(result, target):
     ours = result.get("unshard")
-    return [target(f"{CLIENTS} users at once: tokens a second over {NAMES[name]}", ours["tokens_s"] / result[name]["tokens_s"], wanted,
-                   False) for name, wanted in (("llama_python", 4), ("llama_server", 2)) if ours and name in result]
+    if not ours:
+        return []
+    spread = ours["between"][1] / ours["between"][0]
+    rows = [target(f"{CLIENTS} users at once: time between tokens, P95 over the median", spread, 1.5, True)]
+    if "short_in_steps" in ours:
+        rows.append(target("first token of a short prompt beside one of 2,000 tokens, steps' time", ours["short_in_steps"], 2, True))
+    return rows + [target(f"{CLIENTS} users at once: tokens a second over {NAMES[name]}", ours["tokens_s"] / result[name]["tokens_s"],
+                          wanted, False) for name, wanted in (("llama_python", 4), ("llama_server", 2)) if name in result]
 
 
 def tables(result, table):
