@@ -31,7 +31,17 @@ void TokenChooser::choose(std::vector<Draw>& draws, std::span<float> logits) {
   }
 }
 
-/// Which tokens may come: the request's filter, and no end before min_tokens.
+namespace {
+
+bool leaves_none(std::span<const std::uint32_t> allowed, std::int64_t vocab) {
+  const auto last = vocab % 32 == 0 ? ~std::uint32_t{0} : (std::uint32_t{1} << (vocab % 32)) - 1;  // what lies beyond is nobody's
+  return std::ranges::all_of(allowed.first(allowed.size() - 1), [](std::uint32_t word) { return word == 0; }) &&
+         (allowed.back() & last) == 0;
+}
+
+}  // namespace
+
+/// Which tokens may come: the request's filter, and no end before min_tokens, unless the filter leaves nothing else.
 void TokenChooser::mask(const Generation& generation, std::vector<std::uint32_t>& allowed) const {
   allowed.clear();
   const bool early = static_cast<std::int64_t>(generation.generated.size()) < generation.options->min_tokens;
@@ -39,11 +49,13 @@ void TokenChooser::mask(const Generation& generation, std::vector<std::uint32_t>
   allowed.assign(static_cast<std::size_t>((vocab_ + 31) / 32), ~std::uint32_t{0});
   if (generation.filter) generation.filter->restrict(generation.generated, allowed);
   if (!early) return;
+  const auto filtered = generation.filter ? allowed : std::vector<std::uint32_t>{};
   const auto forbid = [&](Token token) {
     if (token >= 0 && token < vocab_) allowed[static_cast<std::size_t>(token) / 32] &= ~(std::uint32_t{1} << (token % 32));
   };
   for (const auto token : end_tokens_) forbid(token);
   for (const auto token : generation.options->stop_tokens) forbid(token);
+  if (generation.filter && leaves_none(allowed, vocab_)) allowed = filtered;
 }
 
 void TokenChooser::choose_each(std::vector<Turn>& turns) {

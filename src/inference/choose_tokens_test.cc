@@ -139,6 +139,27 @@ std::vector<RequestOptions> requests() {
   return result;
 }
 
+/// Lets two tokens come, then the end alone.
+class TwoThenEnd : public TokenFilter {
+ public:
+  void restrict(std::span<const Token> generated, std::span<std::uint32_t> allowed) override {
+    constexpr std::uint32_t kBeyond = ~std::uint32_t{0} << kVocab;  // bits of no token
+    allowed[0] = generated.size() < 2 ? kBeyond | 0x30 : kBeyond | std::uint32_t{1} << kEnd;
+  }
+};
+
+TEST(ChooseTokens, AFilterThatLeavesOnlyTheEndPrevailsOverMinTokens) {
+  Chooser chooser;
+  RequestOptions options;
+  options.max_tokens = 9;
+  options.min_tokens = 5;
+  for (const auto& answer : chooser.run(options, {1, 2, 3}, nothing, std::make_shared<TwoThenEnd>())) {
+    EXPECT_EQ(answer.error, "");
+    EXPECT_EQ(answer.finish, Finish::stop);
+    EXPECT_EQ(answer.tokens.size(), 3u);
+  }
+}
+
 TEST(ChooseTokens, GuessesChangeNothing) {
   Chooser chooser(2);
   const std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5, 6};

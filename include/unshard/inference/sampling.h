@@ -38,7 +38,7 @@ struct SamplingOptions {
 struct RequestOptions {
   SamplingOptions sampling;
   std::int64_t max_tokens = 16;                       ///< generated tokens at most; -1: as many as the context holds
-  std::int64_t min_tokens = 0;                        ///< end tokens can't come before this many
+  std::int64_t min_tokens = 0;                        ///< no end token before this many, unless a filter leaves nothing else
   std::int64_t n = 1;                                 ///< sequences of one prompt, which share its blocks
   std::vector<Token> stop_tokens;                     ///< beside the model's own end tokens
   bool ignore_eos = false;                            ///< go on after the model's end tokens

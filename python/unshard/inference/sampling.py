@@ -8,7 +8,7 @@ class SamplingParams:
 
     Raises ValueError naming the option (here for what only Python knows, else when the request is submitted)"""
     max_tokens: int | None = 16           # generated tokens at most; None: as many as the context holds
-    min_tokens: int = 0                   # no end token before this many
+    min_tokens: int = 0                   # no end token before this many, unless regex or json_schema leave nothing else
     n: int = 1                            # sequences of each prompt
     temperature: float = 1.0              # 0: the likeliest token
     top_p: float = 1.0
