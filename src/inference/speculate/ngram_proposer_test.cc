@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <random>
 
 namespace unshard::inference {
@@ -44,6 +45,27 @@ TEST(NgramIndex, FindsTheLatestPlaceOfTheLongestMatch) {
   }
 }
 
+TEST(NgramIndex, GoesOnAfterASharedBeginning) {
+  std::mt19937 random(2);
+  for (const int kinds : {2, 3, 10}) {
+    std::vector<Token> tokens(60);
+    for (auto& token : tokens) token = static_cast<Token>(random() % static_cast<unsigned>(kinds));
+    const auto beginning = std::make_shared<const NgramIndex>(index_of(tokens));
+    for (int sequence = 0; sequence < 3; ++sequence) {
+      auto all = tokens;
+      NgramIndex index(beginning);
+      for (int i = 0; i < 100; ++i) {
+        const auto found = index.find(), wanted = search(all);
+        ASSERT_EQ(found.length, wanted.length) << kinds << " kinds, token " << i;
+        ASSERT_EQ(found.next, wanted.next) << kinds << " kinds, token " << i;
+        ASSERT_EQ(index.read(found, 20), index_of(all).read(wanted, 20));
+        all.push_back(static_cast<Token>(random() % static_cast<unsigned>(kinds)));
+        index.append(all.back());
+      }
+    }
+  }
+}
+
 TEST(NgramIndex, ReadsWhatFollowedAndGoesOnWithAPeriod) {
   auto index = index_of({7, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3});
   EXPECT_EQ(index.find().length, 3);
@@ -77,6 +99,20 @@ TEST(NgramProposer, KeepsSequencesApart) {
   proposer.propose(proposals);
   EXPECT_EQ(proposals[0].tokens, (std::vector<Token>{8}));
   EXPECT_EQ(proposals[0].match, 2);
+}
+
+TEST(NgramProposer, IndexesAPromptOnceAndNotWhileItWaits) {
+  NgramProposer proposer;
+  const std::vector<Token> prompt{1, 2, 3, 1};
+  for (SequenceId id = 0; id < 100; ++id) proposer.add(id, prompt);
+  proposer.add(100, std::vector<Token>{4, 5, 4});
+  EXPECT_EQ(proposer.indexed_prompts(), 0);
+  for (SequenceId id = 0; id < 100; ++id) proposer.append(id, id % 2 == 0 ? 2 : 3);
+  EXPECT_EQ(proposer.indexed_prompts(), 1);
+  std::vector<Proposal> proposals{{6, 9, 1, nullptr, {}, 0}, {7, 9, 1, nullptr, {}, 0}};
+  proposer.propose(proposals);
+  EXPECT_EQ(proposals[0].tokens, (std::vector<Token>{3}));
+  EXPECT_EQ(proposals[1].tokens, (std::vector<Token>{1}));
 }
 
 }  // namespace
