@@ -169,6 +169,15 @@ def test_what_is_asked_for_reaches_the_engine(client, server):
         "logit_bias": {7: -100.0, 9: 5.0}, "logprobs": -1, "filters": []}
 
 
+def test_the_engines_names_are_told_as_the_requests():
+    from unshard.inference.server.schema import CompletionRequest
+    from unshard.inference.server.service import _named_in
+    request = CompletionRequest(prompt="a")
+    assert _named_in("[inference.request] stop_tokens names token 7", request, "prompt") == "stop_token_ids"
+    assert _named_in("[inference.request] min_tokens is 10", request, "prompt") == "min_tokens"
+    assert _named_in("[inference.submit] token 7 at position 1", request, "prompt") == "prompt"
+
+
 def test_what_the_models_makers_recommend_is_the_default():
     with serving(settings={"sampling": {"temperature": 0.25, "top_k": 7}}) as server:
         for body in ({}, {"temperature": 1, "top_p": 0.5}, {"temperature": None}):

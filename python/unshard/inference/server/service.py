@@ -12,6 +12,7 @@ from unshard.inference.server.metrics import Metrics
 from unshard.inference.server.served import Served
 
 _LONG_TEXT = 20_000             # characters; longer ones are tokenised beside the event loop
+_ENGINES_NAMES = {"stop_tokens": "stop_token_ids"}
 _CHARACTERS_A_TOKEN = 8         # hardly any text has more; one that does is tokenised to its end
 
 
@@ -150,4 +151,5 @@ def _give(batch):
 def _named_in(message, request, param):
     """The parameter that the engine's message is about: it begins with the option's name; else the prompt."""
     words = message.replace("[", " ").replace("]", " ").replace(":", " ").split()[:4]
-    return next((word for word in words if word in type(request).model_fields), param)
+    names = (_ENGINES_NAMES.get(word, word) for word in words)
+    return next((name for name in names if name in type(request).model_fields), param)
