@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -102,6 +103,7 @@ def test_a_crowd_is_answered_and_leaves_nothing(server):
 def test_wrong_requests_are_named(server):
     for body, status, says in (({"model": "smollm2", "prompt": "x " * 20000}, 400, "context"),
                                ({"model": "smollm2", "prompt": "a", "top_p": 7}, 400, "top_p"),
+                               ({"model": "smollm2", "prompt": "a", "stop_token_ids": [49152]}, 400, "stop_tokens"),
                                ({"model": "other", "prompt": "a"}, 404, "other")):
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(server.address + "/v1/completions", json.dumps(body).encode(), headers)
@@ -168,6 +170,22 @@ def test_a_rank_that_still_loads_ends_with_its_server(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_ctrl_c_ends_a_server_that_waits_for_its_ranks(tmp_path):
+    """At once, and without a trace of Python's: the other rank, which nobody tells, must not be waited for."""
+    command = [*UNSHARD, "serve", str(MODEL), "--port", "0", "--tp", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: followers_of(process.pid), 30)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, said = process.communicate(timeout=40)
+        assert process.returncode == -signal.SIGINT and "Traceback" not in said, said
+        assert time.monotonic() - began < 9
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_server_ends_when_a_rank_of_its_model_is_killed():

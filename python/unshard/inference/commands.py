@@ -1,7 +1,10 @@
 """`unshard serve MODEL`, `unshard generate MODEL PROMPT` and `unshard embed MODEL TEXT...`."""
 import argparse
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 
 from unshard.inference.generation_config import sampling_defaults
@@ -113,6 +116,20 @@ def serve_parser():
     return parser
 
 
+@contextlib.contextmanager
+def _ctrl_c_kills():
+    """While models are opened, as SIGTERM does: the other ranks see it and end. A KeyboardInterrupt in the middle of an import can leave
+    the interpreter's import lock held, for which the thread that loads the tokenizer then waits for ever."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @command("unshard serve")
 def serve(argv):
     options = serve_parser().parse_args(argv)
@@ -124,7 +141,8 @@ def serve(argv):
         return _complain(f"serving needs a package that is missing: {error}; pip install {' '.join(_SERVER_PACKAGES)}")
     try:
         began = time.perf_counter()
-        model, embedder = open_served(options, _given(options))
+        with _ctrl_c_kills():
+            model, embedder = open_served(options, _given(options))
         wanted = model and options.generation_config == "auto"
         sampling = sampling_defaults(model_path(options.model)) if wanted else {}
         app = create_app(model, name=options.served_model_name, api_key=options.api_key, sampling=sampling, embedder=embedder,

@@ -111,16 +111,16 @@ def start(path, options, size, cores):
             followers.append(subprocess.Popen([sys.executable, "-m", "unshard.inference.parallel", arguments], stdin=subprocess.PIPE))
         return join(0, size, port, all_live), followers
     except BaseException:
-        end(followers)
+        end(followers, 0)                    # nobody tells them anything yet
         raise
 
 
-def end(followers):
+def end(followers, within_s=_ENDS_WITHIN_S):
     """They end by themselves when rank 0's engine closes, or (who has no engine yet) when their pipe does; who doesn't is ended."""
-    _wait(followers, _ENDS_BY_ITSELF_S)
+    _wait(followers, min(within_s, _ENDS_BY_ITSELF_S))
     for process in followers:
         process.stdin.close()
-    for process in _wait(followers, _ENDS_WITHIN_S):
+    for process in _wait(followers, within_s):
         process.kill()
         process.wait()
 
