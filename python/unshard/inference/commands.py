@@ -196,9 +196,14 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition
 def generate(argv):
     options = generate_parser().parse_args(argv)
     try:
+        from unshard.inference.embedder import makes_embeddings
         from unshard.inference.llm import LLM
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        with LLM.of(open_model(options.model, **_given(options))) as llm:
+        with _ctrl_c_kills():
+            if makes_embeddings(options.model):
+                return _complain(f"{options.model} is an encoder, which makes embeddings and no text: unshard embed {options.model} TEXT")
+            model = open_model(options.model, **_given(options))
+        with LLM.of(model) as llm:
             return _show(llm, _prompt(llm, prompt, options), {name: getattr(options, name) for name in _SAMPLING})
     except KeyboardInterrupt:
         print("\nunshard: interrupted", file=sys.stderr)

@@ -26,7 +26,10 @@ def show(embedder, texts, truncate):
             print(json.dumps(vector.tolist(), separators=(",", ":")))
         batch.clear()
     for text in _lines(texts):
-        batch.append(embedder.encode(text, truncate))
+        try:
+            batch.append(embedder.encode(text, truncate))
+        except ValueError as error:
+            raise ValueError(f"text {count + 1}: {error}; --truncate cuts it") from error
         count, tokens = count + 1, tokens + len(batch[-1])
         if len(batch) == _IN_LINES:
             write()
