@@ -1,9 +1,10 @@
 """One way to generate text, timed: generate.py MODE MODEL(GGUF); one process, prints one JSON line.
 
 MODE: unshard_bf16, unshard_w8a8, unshard_gguf (the file's own Q4_1), unshard_bf16_half (memory for half of the weights, the others are
-read from disk in each step), transformers_bf16, llama_cpp. Reported: tokens a second of decoding at batch 1, 8 and 32 (from the second
-token on), tokens a second of a prefill of 1,024 tokens, the tokens of one greedy answer, and for our modes the bytes of weights, all of
-which each token reads; of unshard_bf16_half also GB/s read, the share of the steps that waits for the disk, and what dd reads of the file.
+read from disk in each step), transformers_bf16, injected_bf16 (transformers' module after deepspeed.init_inference), llama_cpp.
+Reported: tokens a second of decoding at batch 1, 8 and 32 (from the second token on), tokens a second of a prefill of 1,024 tokens, the
+tokens of one greedy answer, and for our modes the bytes of weights, all of which each token reads; of unshard_bf16_half also GB/s read,
+the share of the steps that waits for the disk, and what dd reads of the file.
 """
 import json
 import os
@@ -119,6 +120,26 @@ class Transformers:
         return first[1] - start, end - start, out[0, len(prompts[0]):].tolist()
 
 
+class Injected(Transformers):
+    """deepspeed.init_inference of the same module."""
+
+    def __init__(self, model):
+        import deepspeed
+        super().__init__(model)
+        start = time.perf_counter()
+        self.model = deepspeed.init_inference(self.model, dtype=self.model.dtype, replace_with_kernel_inject=True)
+        self.load_s += time.perf_counter() - start
+
+    def generate(self, prompts, new):
+        import torch
+        ids, seconds = torch.tensor(prompts), {}
+        for tokens in dict.fromkeys((1, new)):
+            start = time.perf_counter()
+            out = self.model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
+            seconds[tokens] = time.perf_counter() - start
+        return seconds[1], seconds[new], out[0, len(prompts[0]):].tolist()
+
+
 class LlamaCpp:
     def __init__(self, model):
         from llama_cpp import Llama
@@ -148,7 +169,7 @@ def main():
     elif mode.startswith("unshard"):
         engine = Unshard(path, {"unshard_bf16": "bf16", "unshard_w8a8": "w8a8", "unshard_gguf": "auto"}[mode])
     else:
-        engine = Transformers(path) if mode == "transformers_bf16" else LlamaCpp(path)
+        engine = {"transformers_bf16": Transformers, "injected_bf16": Injected, "llama_cpp": LlamaCpp}[mode](path)
     result = {"load_s": engine.load_s, "weight_bytes": engine.weight_bytes, "decode": {}}
     engine.generate([short], 8)
     for batch in (1, 8, 32):

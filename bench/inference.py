@@ -9,10 +9,11 @@ import embedding
 from ranks import BenchError, run
 
 OURS = sys.executable
-MODES = ["unshard_bf16", "unshard_bf16_half", "unshard_w8a8", "unshard_gguf", "transformers_bf16"]
+MODES = ["unshard_bf16", "unshard_bf16_half", "unshard_w8a8", "unshard_gguf", "transformers_bf16", "injected_bf16"]
 NAMES = {"unshard_bf16": "Unshard bf16", "unshard_bf16_half": "Unshard bf16, half of the weights from disk",
          "unshard_w8a8": "Unshard W8A8", "unshard_gguf": "Unshard, the GGUF's Q4_1",
-         "transformers_bf16": "transformers bf16", "llama_cpp": "llama.cpp, Q4_1"}
+         "transformers_bf16": "transformers bf16", "injected_bf16": "the same after init_inference",
+         "llama_cpp": "llama.cpp, Q4_1"}
 BATCHES = ("1", "8", "32")
 
 
@@ -110,6 +111,10 @@ def targets(result, target):
         if "unshard_w8a8" in result:
             ratio = result["unshard_w8a8"]["prefill"] / peer["prefill"]
             rows.append(target("prefill, W8A8: speed over transformers' bf16", ratio, 1.4, False))
+    injected = result.get("injected_bf16")
+    if injected and peer:
+        ratio = min(injected["decode"][batch] / peer["decode"][batch] for batch in BATCHES)
+        rows.append(target("decoding after deepspeed.init_inference, least speed-up of batch 1, 8, 32", ratio, 1, False))
     llama, gguf = result.get("llama_cpp"), result.get("unshard_gguf")
     if llama and gguf:
         rows.append(target("decoding, batch 1, Q4_1: speed over llama.cpp", gguf["decode"]["1"] / llama["decode"]["1"], 1.15, False))

@@ -3,7 +3,7 @@ import deepspeed
 import pytest
 import ranks
 import torch
-from inference_models import save_tiny
+from inference_models import save_tiny, smollm2_path
 
 FAMILIES = ["llama", "gpt2", "qwen3_moe", "phi"]
 
@@ -159,3 +159,16 @@ def test_two_ranks_generate_what_one_module_does(tmp_path):
     save_tiny("llama", tmp_path)
     for same, difference, far in ranks.run_ranks(2, of_rank, str(tmp_path), limit=90):
         assert same and difference < 1e-4 and far == "no error"          # as many tokens as the context holds
+
+
+def test_a_module_that_transformers_read_from_a_gguf_file():
+    from transformers import AutoModelForCausalLM
+    path = smollm2_path()
+    module = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32).eval()
+    origin = module.hf_quantizer
+    ids = torch.tensor([[504, 3575, 282, 4649, 314]])                    # The capital of France is
+    plain = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = module.generate(ids, **plain)
+    engine = deepspeed.init_inference(module, dtype=torch.float32, replace_with_kernel_inject=True)
+    assert torch.equal(engine.generate(ids, **plain), wanted)
+    assert module.hf_quantizer is origin and module.config.quantization_config.quant_method == "gguf"

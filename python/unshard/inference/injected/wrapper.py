@@ -84,10 +84,26 @@ def _saved(module):
         place = "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2 * size else None
     folder = tempfile.mkdtemp(prefix="unshard_inject_", dir=place)
     try:
-        module.save_pretrained(folder)
+        with _without_gguf(module):
+            module.save_pretrained(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _without_gguf(module):
+    """A module of a GGUF file holds plain weights, which transformers expanded, and still won't be saved as long as it knows its origin."""
+    origin, config = getattr(module, "hf_quantizer", None), getattr(module.config, "quantization_config", None)
+    if getattr(config, "quant_method", None) != "gguf":
+        yield
+        return
+    module.hf_quantizer = None
+    del module.config.quantization_config
+    try:
+        yield
+    finally:
+        module.hf_quantizer, module.config.quantization_config = origin, config
 
 
 def device_of(module):
