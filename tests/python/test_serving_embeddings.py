@@ -383,7 +383,7 @@ def test_the_command():
 def test_models_and_options_that_dont_fit_are_refused(tmp_path, capfd):
     from unshard.inference import commands
     for arguments, words in (((MINILM, "--embedding-model", MINILM), "makes embeddings itself"),
-                             ((MINILM, "--tp", "2"), "there is no tensor_parallel"),
+                             ((MINILM, "--tp", "2"), "aren't built: --tp"),
                              ((MINILM / "nothing",), "no such folder"), ((tmp_path,), "config.json")):
         assert commands.serve([*map(str, arguments), "--port", "0"]) == 1
         said = capfd.readouterr().err
