@@ -39,7 +39,8 @@ def question(peers, failures, rounds, millions, say):
         for mode, runs in rows.items():
             if runs:
                 result[mode] = {key: statistics.median(one[key] for one in runs)
-                                for key in ("bytes", "save_s", "save_on_disk_s", "load_s", "first_load_s", "save_extra_mb", "load_extra_mb")}
+                                for key in ("bytes", "save_s", "save_on_disk_s", "load_s", "first_load_s", "save_extra_mb",
+                                            "load_extra_mb")}
         return result
 
 
