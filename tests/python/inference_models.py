@@ -44,14 +44,18 @@ def save_tiny(family, folder, **more):
     values.update(more)
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.normal_(0, 0.1)
+    randomise(model)
     model.save_pretrained(folder)
     return model
+
+
+@torch.no_grad()
+def randomise(model):
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        else:
+            parameter.normal_(0, 0.1)
 
 
 def smollm2_path():

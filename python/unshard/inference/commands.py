@@ -1,6 +1,7 @@
 """`unshard serve MODEL`, `unshard generate MODEL PROMPT` and `unshard embed MODEL TEXT...`."""
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -88,6 +89,22 @@ def _given(options):
 def _complain(error):
     print(f"unshard: {' '.join(str(error).split())}", file=sys.stderr)
     return 1
+
+
+def _one_line_errors(main):
+    """What models and requests raise, and Ctrl-C, end a command with one line."""
+    @functools.wraps(main)
+    def careful(argv):
+        try:
+            return main(argv)
+        except KeyboardInterrupt:
+            print("\nunshard: interrupted", file=sys.stderr)
+            return 130
+        except BrokenPipeError:
+            raise
+        except (RuntimeError, ValueError, OSError) as error:
+            return _complain(error)
+    return careful
 
 
 def _parser(name, description, model="a Hugging Face folder (config.json, safetensors, tokenizer) or a GGUF file"):
@@ -193,25 +210,18 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition
 
 
 @command("unshard generate")
+@_one_line_errors
 def generate(argv):
     options = generate_parser().parse_args(argv)
-    try:
-        from unshard.inference.embedder import makes_embeddings
-        from unshard.inference.llm import LLM
-        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        with _ctrl_c_kills():
-            if makes_embeddings(options.model):
-                return _complain(f"{options.model} is an encoder, which makes embeddings and no text: unshard embed {options.model} TEXT")
-            model = open_model(options.model, **_given(options))
-        with LLM.of(model) as llm:
-            return _show(llm, _prompt(llm, prompt, options), {name: getattr(options, name) for name in _SAMPLING})
-    except KeyboardInterrupt:
-        print("\nunshard: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        return _complain(error)
+    from unshard.inference.embedder import makes_embeddings
+    from unshard.inference.llm import LLM
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    with _ctrl_c_kills():
+        if makes_embeddings(options.model):
+            return _complain(f"{options.model} is an encoder, which makes embeddings and no text: unshard embed {options.model} TEXT")
+        model = open_model(options.model, **_given(options))
+    with LLM.of(model) as llm:
+        return _show(llm, _prompt(llm, prompt, options), {name: getattr(options, name) for name in _SAMPLING})
 
 
 def _prompt(llm, prompt, options):
@@ -248,18 +258,11 @@ def embed_parser():
 
 
 @command("unshard embed")
+@_one_line_errors
 def embed(argv):
     options = embed_parser().parse_args(argv)
-    try:
-        from unshard.inference.embedder import Embedder
-        from unshard.inference.embedding_commands import show
-        with Embedder(options.model, dtype=options.dtype, threads=options.threads, max_context=options.max_context) as embedder:
-            show(embedder, options.texts, options.truncate)
-    except KeyboardInterrupt:
-        print("\nunshard: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        raise
-    except (RuntimeError, ValueError, OSError) as error:
-        return _complain(error)
+    from unshard.inference.embedder import Embedder
+    from unshard.inference.embedding_commands import show
+    with Embedder(options.model, dtype=options.dtype, threads=options.threads, max_context=options.max_context) as embedder:
+        show(embedder, options.texts, options.truncate)
     return 0

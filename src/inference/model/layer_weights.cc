@@ -194,7 +194,7 @@ ExpertWeights WeightLoader::experts(std::int64_t i) {
   const auto& sizes = config_.experts;
   ExpertWeights out;
   out.router = router(TensorReader::name(names_.router, i), sizes.experts);
-  const bool stacked = names_.expert_gate.find("{e}") == std::string::npos;
+  const bool stacked = names_.experts_in_one();
   for (std::int64_t e = 0; e < sizes.experts; ++e) {
     const auto gate = TensorReader::name(names_.expert_gate, i, e), up = TensorReader::name(names_.expert_up, i, e),
                down = TensorReader::name(names_.expert_down, i, e);
@@ -219,7 +219,6 @@ ExpertWeights WeightLoader::experts(std::int64_t i) {
 }
 
 LayerWeights WeightLoader::read_layer(std::int64_t i) {
-  const auto at = static_cast<std::size_t>(i);
   const auto name = [&](const std::string& pattern) { return pattern.empty() ? pattern : TensorReader::name(pattern, i); };
   LayerWeights layer;
   layer.attention_norm = norm(name(names_.attention_norm), config_.hidden);
@@ -235,15 +234,13 @@ LayerWeights WeightLoader::read_layer(std::int64_t i) {
   layer.attention_output = linear(
       {reader_.columns(reader_.matrix(output, config_.hidden, config_.heads * config_.head_size), {kv.begin * each, kv.end * each})});
   layer.attention_output.bias = bias_of_sum(output);
-  const auto& dense = config_.experts.dense_layers;
-  layer.dense = config_.experts.experts == 0 || (!dense.empty() && dense[at]);
+  layer.dense = !config_.experts.in_layer(i);
   if (layer.dense)
     layer.mlp = mlp(name(names_.gate), name(names_.up), name(names_.down), name(names_.gate_up), config_.intermediate);
   else
     layer.experts = experts(i);
-  const bool windowed = config_.window > 0 && (config_.windowed.empty() || config_.windowed[at]);
-  layer.window = windowed ? config_.window : 0;
-  layer.local_rope = windowed && config_.has_local_rope;
+  layer.window = config_.window_of(i);
+  layer.local_rope = config_.has_local_rope_in(i);
   return layer;
 }
 

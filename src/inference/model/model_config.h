@@ -31,6 +31,9 @@ struct ExpertConfig {
   std::int64_t shared_intermediate = 0;  ///< of an expert that every token uses, gated by a sigmoid; 0: none
   bool normalise = true;                 ///< the chosen experts' weights sum to 1
   std::vector<bool> dense_layers;        ///< layers with a dense MLP; empty: none
+  bool in_layer(std::int64_t layer) const {
+    return experts > 0 && (dense_layers.empty() || !dense_layers[static_cast<std::size_t>(layer)]);
+  }
 };
 
 /// Names of tensors without ".weight" and ".bias"; "{}" stands for the layer, "{e}" for the expert. Empty: the family has none.
@@ -40,6 +43,7 @@ struct TensorNames {
   std::string mlp_norm, gate, up, gate_up, down, post_mlp_norm;
   std::string router, expert_gate, expert_up, expert_down;  ///< one matrix an expert ("{e}"), or all experts in one [E, N, K] (no "{e}")
   std::string shared_gate, shared_up, shared_down, shared_switch;
+  bool experts_in_one() const { return expert_gate.find("{e}") == std::string::npos; }
 };
 
 struct ModelConfig {
@@ -64,6 +68,10 @@ struct ModelConfig {
   ExpertConfig experts;
   TensorNames names;
   std::vector<Token> end_tokens;
+
+  /// Of a layer; 0: none.
+  std::int64_t window_of(std::int64_t layer) const { return windowed.empty() || windowed[static_cast<std::size_t>(layer)] ? window : 0; }
+  bool has_local_rope_in(std::int64_t layer) const { return has_local_rope && window_of(layer) > 0; }
 };
 
 /// The smaller first factors of cos and sin: [positions, rotary / 2] each. Source: rope scaling as Hugging Face defines it.

@@ -1,7 +1,5 @@
 #include "inference/model/token_cost.h"
 
-#include <algorithm>
-
 namespace unshard::inference {
 namespace {
 
@@ -11,17 +9,16 @@ std::int64_t matrix_products(const ModelConfig& c) {
   const auto mlp = [&](std::int64_t inner) { return matrices * c.hidden * inner; };
   std::int64_t all = c.layers * attention;
   for (std::int64_t layer = 0; layer < c.layers; ++layer) {
-    const auto& dense = c.experts.dense_layers;
-    const bool mixture = c.experts.experts > 0 && (dense.empty() || !dense[static_cast<std::size_t>(layer)]);
-    all += mixture ? mlp(c.experts.chosen * c.experts.intermediate + c.experts.shared_intermediate) : mlp(c.intermediate);
+    all += c.experts.in_layer(layer) ? mlp(c.experts.chosen * c.experts.intermediate + c.experts.shared_intermediate) : mlp(c.intermediate);
   }
   return all;
 }
 
 /// Layers that look back on everything.
 std::int64_t whole_layers(const ModelConfig& c) {
-  if (c.window == 0) return c.layers;
-  return c.windowed.empty() ? 0 : std::ranges::count(c.windowed, false);
+  std::int64_t whole = 0;
+  for (std::int64_t layer = 0; layer < c.layers; ++layer) whole += c.window_of(layer) == 0;
+  return whole;
 }
 
 }  // namespace
