@@ -1,6 +1,7 @@
 #include "inference/stream/convert.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,6 +83,7 @@ class Converter {
     else
       loader_.output(outputs_[i - static_cast<std::size_t>(layers_)]);
     loader_.done_with_read();
+    malloc_trim(0);  // else freed matrices stay, as many as malloc's threads and thresholds happen to keep: some layers' worth
     UNSHARD_DCHECK(matrix_ == units_[i].places.size(), "unit ", i, " has ", matrix_, " matrices");
     return checksum(memory.data(), bytes);
   }
