@@ -9,8 +9,10 @@ import sys
 import torch
 import torch.distributed as dist
 
-from unshard import meeting
+from unshard import leaving, meeting
 from unshard.core import _core
+
+leaving.group_defaults_without_a_group(dist)
 
 # What launchers call rank, world size and local rank, in the order of preference.
 _LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -101,6 +103,7 @@ def _leave():
         from unshard import owners
         owners.close()
         dist.destroy_process_group()
+    leaving.wait_for_gloo()
 
 
 def _address(port):

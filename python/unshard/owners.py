@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unshard import leaving
 from unshard.core import _core
 
 
@@ -109,13 +110,13 @@ def close():
         if engine._core is not None:
             engine._core.close_timeline()
             engine._core.wait_for_files()             # of a save in the background, also when the script failed after it
-    if hasattr(sys, "last_value"):
-        return
-    for engine in _engines:
-        engine._core = engine._store = None
-    _entries.clear()
-    for recording in list(_recordings):
-        finish_timeline(recording)
+    if not hasattr(sys, "last_value"):
+        for engine in _engines:
+            engine._core = engine._store = None
+        _entries.clear()
+        for recording in list(_recordings):
+            finish_timeline(recording)
+    leaving.wait_for_gloo()
 
 
 def find(tensor):

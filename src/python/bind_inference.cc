@@ -25,7 +25,7 @@ class PythonFilter : public TokenFilter {
  public:
   explicit PythonFilter(py::object function) : function_(hold(std::move(function))) {}
   void restrict(std::span<const Token> generated, std::span<std::uint32_t> allowed) override {
-    if (!Py_IsInitialized() || _Py_IsFinalizing()) throw std::runtime_error("Python is ending");
+    if (python_has_ended()) throw std::runtime_error("Python is ending");
     py::gil_scoped_acquire gil;
     const auto mask = (*function_)(std::vector<Token>(generated.begin(), generated.end())).cast<std::string>();
     if (mask.size() != allowed.size_bytes())

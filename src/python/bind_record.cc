@@ -42,7 +42,7 @@ class Position {
   explicit Position(py::object function) : function_(hold(std::move(function))) {}
 
   std::string operator()() const {
-    if (!Py_IsInitialized()) return {};
+    if (python_has_ended()) return {};
     std::optional<py::gil_scoped_release> nogil;
     if (PyGILState_Check()) nogil.emplace();
     const auto answer = std::make_shared<Answer>();
@@ -61,7 +61,7 @@ class Position {
   };
   static void ask(Answer& answer, const py::object& function) {
     std::string text;
-    {
+    if (!python_has_ended()) {
       py::gil_scoped_acquire gil;
       try {
         text = function().cast<std::string>();
