@@ -29,6 +29,9 @@ def main(packages):
     packages = pathlib.Path(packages).resolve()
     if not (packages / "unshard").is_dir():
         sys.exit(f"{packages} holds no package: configure the build with -DUNSHARD_BUILD_PYTHON=ON (make clean, then make build)")
+    if (environment := pathlib.Path(sys.executable).parents[1]).is_symlink():
+        sys.exit(f"{environment} is a link: another checkout uses that environment, and would use this build from now on; remove the link "
+                 "and let `make setup` make one here")
     site = pathlib.Path(sysconfig.get_paths()["purelib"])
     (site / "unshard-build.pth").write_text(f"{packages}\n")
     for name, module in COMMANDS.items():

@@ -419,7 +419,13 @@ def greedy_tokens(smollm2):
     return found
 
 
-@pytest.mark.parametrize("step_tokens, share", [(512, True), (512, False), (5, True), (64, False)])
+# Whole, in chunks that end anywhere, and token for token: in `make soak` every chunk size up to a prompt's length.
+CHUNKS = [(512, True), (512, False), (5, True), (64, False)]
+if int(os.environ.get("UNSHARD_SOAK", "1")) > 1:
+    CHUNKS += [(size, share) for size in range(1, 72) for share in (True, False) if (size, share) not in CHUNKS]
+
+
+@pytest.mark.parametrize("step_tokens, share", CHUNKS)
 def test_greedy_tokens_of_smollm2_are_transformers(smollm2, greedy_tokens, step_tokens, share):
     path, prompts, _ = smollm2
     engine = _core.InferenceEngine(str(path), {"dtype": "fp32", "threads": THREADS, "kv_cache_tokens": 4096, "step_tokens": step_tokens,

@@ -121,6 +121,20 @@ def test_log_probabilities_of_the_prompt(client, server):
     assert streamed == [{key: one[key] for key in streamed[0]} for one in shown]
 
 
+def test_log_probabilities_of_the_prompt_alone(client, http_client):
+    settings = {"model": "small", "prompt": ["The quick fox", "Grüße"], "n": 2, "echo": True, "logprobs": 2}
+    longer, alone = (client.completions.create(**settings, max_tokens=most) for most in (1, 0))
+    for one, other, prompt in zip(alone.choices, longer.choices, ["The quick fox"] * 2 + ["Grüße"] * 2, strict=True):
+        assert one.text == prompt and one.finish_reason == "length"
+        assert one.logprobs.model_dump() == {key: values[:-1] for key, values in other.logprobs.model_dump().items()}
+    assert alone.usage.completion_tokens == 0 and alone.usage.prompt_tokens == longer.usage.prompt_tokens
+    chunks = list(client.completions.create(**settings, max_tokens=0, stream=True))
+    assert [chunk.choices[0].text for chunk in chunks if chunk.choices[0].text] == [choice.text for choice in alone.choices]
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-4:]] == ["length"] * 4
+    wrong(http_client.post("/v1/completions", json={"prompt": "x", "max_tokens": 0}), 400, "max_tokens")
+    wrong(http_client.post("/v1/completions", json={"prompt": [10**6], "max_tokens": 0, "echo": True}), 400, "prompt")
+
+
 def test_a_streamed_completion_is_the_whole_one(client):
     settings = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 30, "n": 2, "echo": True}
     whole = client.completions.create(**settings)

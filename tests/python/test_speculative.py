@@ -2,6 +2,7 @@
 import itertools
 import random
 import struct
+import warnings
 
 import pytest
 import ranks
@@ -245,3 +246,20 @@ def test_a_draft_that_rank_0_cannot_open_is_an_error_on_all(folder):
     outcomes = ranks.run_ranks(2, on_ranks, tiny(folder, "llama"), [], {"speculate": "/nowhere/draft"}, limit=60, expect_failure=True)
     assert "/nowhere/draft: there is no such file or folder" in outcomes[0].output
     assert "1 of 2 ranks can't open it" in outcomes[1].output
+
+
+def test_a_draft_of_another_tokenizer_is_said(tmp_path):
+    import small_tokenizers
+    import unshard
+    for name, settings in (("model", {}), ("alike", {"num_hidden_layers": 1}), ("other", {"num_hidden_layers": 1})):
+        save_tiny("llama", tmp_path / name, vocab_size=600, **settings)
+        tokens = small_tokenizers.byte_level(512) if name != "other" else small_tokenizers.sentencepiece(600)
+        small_tokenizers.write_folder(tmp_path / name, tokens)
+    options = {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with unshard.LLM(tmp_path / "model", speculate=str(tmp_path / "alike"), **options):
+            pass
+    with pytest.warns(UserWarning, match="other has another tokenizer than the model: token 0 is '<unk>' there and '<.end.>' here"):
+        with unshard.LLM(tmp_path / "model", speculate=str(tmp_path / "other"), **options):
+            pass

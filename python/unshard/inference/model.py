@@ -67,9 +67,14 @@ def open_model(path, tensor_parallel=1, replicas=1, weight_memory=None, **option
         options["speculate"] = str(_draft_path(options["speculate"]))
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         tokenizer = aside.submit(load_tokenizer, path)       # beside the weights
+        difference = aside.submit(_tokens_that_differ, tokenizer, options.get("speculate"))
         engines = parallel.open_engines(path, options, tensor_parallel, replicas)
         try:
-            return Model(engines, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
+            model = Model(engines, tokenizer.result(), path.resolve().name, options.get("max_context", 0))
+            if difference.result():
+                warnings.warn(f"speculate: {options['speculate']} {difference.result()}; its guesses will be wrong, which costs time "
+                              f"but changes no output", stacklevel=2)
+            return model
         except BaseException:
             for engine in engines:
                 engine.close()
@@ -82,3 +87,18 @@ def _draft_path(asked):
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{asked}: no such folder or file; speculate names a smaller model of the same vocabulary, or is ngram") \
             from error
+
+
+def _tokens_that_differ(tokenizer, draft):
+    """In words how the draft model's tokens aren't those of the model, or None: they are, or there is no draft or no tokenizer with it.
+    tokenizer: a finished future."""
+    if draft in (None, "", "ngram"):
+        return None
+    try:
+        other = load_tokenizer(draft)
+    except (OSError, ValueError):
+        return None
+    own = tokenizer.result()
+    return next((f"has another tokenizer than the model: token {i} is {other.backend.id_to_token(i)!r} there and "
+                 f"{own.backend.id_to_token(i)!r} here" for i in range(min(own.vocab, other.vocab))
+                 if own.backend.id_to_token(i) != other.backend.id_to_token(i)), None)

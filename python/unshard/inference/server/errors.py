@@ -65,7 +65,7 @@ def _of_http(request, error):
     if error.status_code == 413:
         return ApiError(413, error.detail, code="body_too_large", headers={"Connection": "close"})
     if error.status_code == 400:             # FastAPI's, of a body that Python's JSON gives up on
-        return bad_request("the body can't be read as JSON: nested too deep, or a number too long")
+        return bad_request("the body can't be read as JSON: not UTF-8, nested too deep, or a number too long")
     return ApiError(error.status_code, str(error.detail), headers=error.headers)
 
 

@@ -1,9 +1,9 @@
-"""The generations of one HTTP request, from submitting to the last piece of text."""
+"""The generations of one HTTP request, from submitting to the last piece of text; and a request for none."""
 import asyncio
 import time
 
 from unshard.inference.server.errors import ApiError
-from unshard.inference.text_output import Sequence
+from unshard.inference.text_output import Piece, Sequence
 
 
 class Job:
@@ -82,3 +82,19 @@ class Job:
             self._service.dispatcher.cancel(number)
         self._numbers = {}
         self._service.ended(self)
+
+
+class PromptJob(Job):
+    """Of max_tokens 0, which evaluations ask for with echo and logprobs: the engine has nothing to do."""
+
+    def submit(self, grammar):
+        vocab = self._service.model.info["vocab"]
+        if (highest := max(map(max, self._prompts))) >= vocab:
+            raise ValueError(f"prompt: it names token {highest}; the vocabulary has tokens 0 to {vocab - 1}")
+        self._service.began(self)
+        self.sequences = [Sequence(self._service.model.tokenizer) for _ in range(len(self._prompts) * self._sampling.n)]
+
+    async def pieces(self):
+        for choice, sequence in enumerate(self.sequences):
+            sequence.finish_reason = "length"
+            yield choice, Piece("", [], "length")

@@ -128,6 +128,7 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+    max_tokens: int | None = Field(None, ge=0, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @field_validator("prompt", mode="before")
@@ -139,6 +140,9 @@ class CompletionRequest(SamplingRequest):
         super().check()
         if self.suffix:
             raise bad_request("suffix: filling in before a suffix is not supported by this server", "suffix")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request("max_tokens: 0 asks for no output; only with echo, for the prompt and its logprobs", "max_tokens",
+                              "invalid_value")
         if self.best_of not in (None, self.n or 1):
             raise bad_request("best_of: choosing among more outputs than n is not supported by this server", "best_of")
         if len(self.prompts()) * (self.n or 1) > MOST_CHOICES:

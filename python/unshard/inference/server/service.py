@@ -7,7 +7,7 @@ from unshard.inference.replicas import Replicas
 from unshard.inference.sampling import SamplingParams
 from unshard.inference.server.embedding_queue import EmbeddingQueue
 from unshard.inference.server.errors import ApiError, bad_request, draining, overloaded
-from unshard.inference.server.job import Job
+from unshard.inference.server.job import Job, PromptJob
 from unshard.inference.server.metrics import Metrics
 from unshard.inference.server.served import Served
 
@@ -79,16 +79,17 @@ class Service:
 
     async def submit(self, request, prompts, param):
         """A Job for these prompts (lists of tokens), of a request of schema.py. Raises ApiError that names `param` for the prompts."""
-        sampling = self._sampling(request)
+        most = request.most_tokens()
+        sampling = self._sampling(request, 1 if most == 0 else most)
         for prompt in prompts:
-            self._check_length(len(prompt), sampling.max_tokens, param)
+            self._check_length(len(prompt), most, param)
         try:
             grammar = await asyncio.to_thread(self.model.grammar, sampling) if request.response_format else None
         except ValueError as error:
             raise bad_request(f"response_format: {error}", "response_format", "invalid_value") from error
         if self.draining:
             raise draining()
-        job = Job(self, sampling, prompts)
+        job = (PromptJob if most == 0 else Job)(self, sampling, prompts)
         try:
             job.submit(grammar)
         except EngineStopped as error:
@@ -101,10 +102,10 @@ class Service:
             raise overloaded(error) from error
         return job
 
-    def _sampling(self, request):
+    def _sampling(self, request, most):
         try:
             options = {**self._defaults, **request.sampling_options()}
-            return SamplingParams(**options, max_tokens=request.most_tokens(), logprobs=request.logprobs_wanted())
+            return SamplingParams(**options, max_tokens=most, logprobs=request.logprobs_wanted())
         except ValueError as error:
             raise bad_request(str(error), code="invalid_value") from error
 
@@ -112,7 +113,8 @@ class Service:
         context = self.model.context
         if prompt == 0:
             raise bad_request(f"{param}: it has no tokens", param, "invalid_value")
-        if prompt >= context or prompt + (most or 1) > context:
+        least = 1 if most is None else most
+        if prompt + least > context:
             raise self._too_long(prompt, most if prompt < context else None, param)
 
     def _too_long(self, tokens, most, param):
