@@ -183,6 +183,16 @@ std::function<std::string()> CommunicatorImpl::watch_for_ends() const {
   };
 }
 
+std::function<std::string(int)> CommunicatorImpl::watch_ranks() const {
+  return [health = std::weak_ptr(health_), numbers = numbers_, hosts = hosts(), self = rank_](int rank) {
+    const auto place = static_cast<std::size_t>(rank);
+    const auto known = health.lock();
+    bool waits = false;
+    if (!known || hosts[place] == hosts[static_cast<std::size_t>(self)]) return std::string();
+    return known->describe(numbers.empty() ? rank : numbers[place], rank, waits);
+  };
+}
+
 void CommunicatorImpl::fail(std::string_view reason) {
   set_broken(reason);
   if (local_) local_->fail(failure_to_tell(reason));

@@ -59,6 +59,7 @@ class CommunicatorImpl final : public Communicator {
   void fail(std::string_view reason) override;
   void set_departure(std::string_view why);
   std::function<std::string()> watch_for_ends() const override;
+  std::function<std::string(int)> watch_ranks() const override;
   std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) override;
   HostGroup* host() const override { return host_.get(); }
   HostGroup* local_host() const override { return local_.get(); }

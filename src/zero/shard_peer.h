@@ -18,6 +18,8 @@ struct ShardWait {
   std::function<void()> interrupt_check = {};
   /// "rank 2 is gone (...)" where that is known of a rank of the group, or that it failed; else empty.
   std::function<std::string()> ended = {};
+  /// How a rank stands, as far as that is known ("no word from rank 1 (host b, ...) for 4.2 s: ..."); else empty.
+  std::function<std::string(int rank)> describe = {};
   std::atomic<std::uint64_t>* moved = nullptr;  ///< counted up whenever bytes come
 
   /// ended(), asked for a moment: a connection closes before the process can be seen to have ended.

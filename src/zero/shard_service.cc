@@ -201,9 +201,12 @@ void TcpShardService::drive(std::vector<ShardPull>& pulls) {
 
 // A peer whose host went without a word sends nothing, and its connection stays open: whether it has ended is known elsewhere.
 void TcpShardService::check_still(const ShardPull& waiting, Clock::duration still) const {
-  if (still > wait_.timeout)
+  if (still > wait_.timeout) {
+    const auto known = wait_.describe ? wait_.describe(waiting.rank()) : std::string();
     throw CommError(cat("rank ", waiting.rank(), " gives no sign of life: it has sent nothing for ", wait_.timeout.count(), " s while ",
-                        waiting.position(), " was read from it (is it stopped, overloaded or cut off?)"));
+                        waiting.position(), " was read from it",
+                        known.empty() ? " (is it stopped, overloaded or cut off?)" : cat(": ", known)));
+  }
   if (still < kAskedAfter || !wait_.ended) return;
   if (const auto ended = wait_.ended(); !ended.empty())
     throw CommError(cat(ended, "; nothing comes from rank ", waiting.rank(), ", from which ", waiting.position(), " is read"));
@@ -229,7 +232,7 @@ std::unique_ptr<ShardService> ShardService::start(Communicator& comm, Lookup loo
                                                   std::atomic<std::uint64_t>* moved) {
   const auto exchange = [&comm](const std::string& mine) { return comm.all_gather_strings(mine); };
   const auto& options = comm.options();
-  const ShardWait wait{options.timeout, options.interrupt_check, comm.watch_for_ends(), moved};
+  const ShardWait wait{options.timeout, options.interrupt_check, comm.watch_for_ends(), comm.watch_ranks(), moved};
   return start_shard_service(comm.rank(), comm.world_size(), exchange, std::move(lookup), wait, nearby);
 }
 

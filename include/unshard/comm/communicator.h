@@ -89,6 +89,9 @@ class Communicator {
   /// What says "rank 2 is gone (...)" or "rank 1 failed: ..." once that is known of a rank of this group, without waiting; else nothing.
   /// For waits outside the collectives; it may outlive the communicator.
   virtual std::function<std::string()> watch_for_ends() const = 0;
+  /// What says how a rank of another host stands: where it is, when it was last heard of, in what it waits; nothing of this host's ranks.
+  /// May outlive the communicator.
+  virtual std::function<std::string(int rank)> watch_ranks() const = 0;
 
   /// Collective over *all* ranks of this group (also those not in `ranks`, which get nullptr).
   virtual std::shared_ptr<Communicator> subgroup(const std::vector<int>& ranks, std::string_view name) = 0;
