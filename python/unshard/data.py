@@ -19,12 +19,12 @@ class EngineDataLoader:
 
 
 def engine_loader(dataset, batch_size, world_size, rank, data_sampler=None, collate_fn=None, num_workers=None, pin_memory=False,
-                  drop_last=False):
+                  drop_last=False, shuffle=True):
     """The loader of `initialize(training_data=...)`: a DistributedSampler unless the data set has no length or a sampler is given."""
     if isinstance(dataset, torch.utils.data.IterableDataset):
         data_sampler = None
     elif data_sampler is None:
-        data_sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
+        data_sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=shuffle)
     return EngineDataLoader(dataset, batch_size, data_sampler, collate_fn, num_workers or 0, pin_memory and torch.cuda.is_available(),
                             drop_last)
 

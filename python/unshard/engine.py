@@ -42,6 +42,7 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
         self.collate_fn = None
         self.loaded_checkpoint_tag = None
         self.is_compiled = False
+        self._in_step = False
         self.enable_backward_allreduce = True
         self._answers_as_deepspeed = False  # train() and eval() return None, not the engine as in torch; loss_scale() is the JSON's
         self._names = {}                   # parameter -> name
@@ -116,11 +117,18 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
         return self._core.backward(loss, retain_graph, scale_wrt_gas)
 
     def scale(self, loss, scale_wrt_gas=True):
-        """The loss as backward() would take it, for callers of `engine.scale(loss).backward()`."""
+        """The loss times the loss scale, for callers of `engine.scale(loss).backward()`; gradients come out as those of backward()."""
         return self._core.scale(loss, scale_wrt_gas)
 
     def step(self, lr_kwargs=None):
         """End of a micro-batch; at the accumulation boundary: reduce, check, clip, update, move the schedule."""
+        self._in_step = True
+        try:
+            self._step(lr_kwargs)
+        finally:
+            self._in_step = False
+
+    def _step(self, lr_kwargs):
         boundary = self._core.is_gradient_accumulation_boundary()
         if boundary and self.optimizer is not None:
             self._apply_waiting_values()
@@ -186,8 +194,9 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
             self._core.leave_inference()
 
     def is_gradient_accumulation_boundary(self):
-        """Whether the next step() updates the parameters."""
-        return self._core.is_gradient_accumulation_boundary()
+        """Whether the next step() updates the parameters. Without managed_gradient_accumulation every one does, and this is True only
+        inside it."""
+        return self._core.is_gradient_accumulation_boundary() and (self._config.managed_gradient_accumulation or self._in_step)
 
     def set_gradient_accumulation_boundary(self, is_boundary):
         """Override the engine's own counting until the next call; None: back to counting."""
@@ -208,11 +217,13 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
     # ---- data -----------------------------------------------------------------------------------------------------------------------
     def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None,
                      num_local_io_workers=None):
-        """A loader of this rank's part of `dataset`; batch size: the micro batch."""
+        """A loader of this rank's part of `dataset`; batch size: the micro batch. Shuffled on the route "train", in order on "eval" and
+        "predict"."""
         if not isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "__getitem__"):
             raise ValueError(f"[engine.deepspeed_io] a data set is needed, got {type(dataset).__name__}")
         return engine_loader(dataset, batch_size or self._settings["micro_batch"], self.dp_world_size, self.global_rank, data_sampler,
-                             collate_fn or self.collate_fn, num_local_io_workers, pin_memory, self._config.dataloader_drop_last)
+                             collate_fn or self.collate_fn, num_local_io_workers, pin_memory, self._config.dataloader_drop_last,
+                             shuffle=route == "train")
 
     # ---- memory ---------------------------------------------------------------------------------------------------------------------
     def offload_states(self, include=None, device="cpu", pin_memory=True, non_blocking=False):

@@ -24,6 +24,12 @@ def _zero(key, default, doc):
 class EngineMoreSettings:
     """Mixed into Engine."""
 
+    has_moe_layers = pipeline_parallelism = False           # neither is built
+    sequence_parallel_size = 1
+    gradient_average = property(lambda self: self._config.allreduce_mean)
+    inside_no_sync_ctxt = property(lambda self: bool(self.__dict__.get("_in_no_sync")))
+    seq_dp_world_size = property(lambda self: self.dp_world_size)
+
     zero_allgather_partitions = _zero("allgather_partitions", True, "As in the JSON.")
     zero_reduce_scatter = _zero("reduce_scatter", True, "As in the JSON; gradients are always reduced to their owners.")
     zero_contiguous_gradients = _zero("contiguous_gradients", True, "As in the JSON; gradients always lie in buckets.")
@@ -49,7 +55,14 @@ class EngineMoreSettings:
     use_node_local_storage = _asked("checkpoint.use_node_local_storage", False, "Whether each host writes to storage of its own.")
     load_universal_checkpoint = _asked("checkpoint.load_universal", False, "As in the JSON.")
     checkpoint_serialization_enabled = _asked("checkpoint.checkpoint_serialization", True, "As in the JSON.")
+    zero_legacy_stage1 = _zero("legacy_stage1", False, "As in the JSON.")
     flops_profiler_enabled = _asked("flops_profiler.enabled", False, "As in the JSON.")
+    flops_profiler_profile_step = _asked("flops_profiler.profile_step", 1, "As in the JSON.")
+    flops_profiler_module_depth = _asked("flops_profiler.module_depth", -1, "As in the JSON.")
+    flops_profiler_top_modules = _asked("flops_profiler.top_modules", 1, "As in the JSON.")
+    flops_profiler_detailed = _asked("flops_profiler.detailed", True, "As in the JSON.")
+    flops_profiler_output_file = _asked("flops_profiler.output_file", None, "As in the JSON.")
+    flops_profiler_recompute_fwd_factor = _asked("flops_profiler.recompute_fwd_factor", 0.0, "As in the JSON.")
     autotuning_enabled = _asked("autotuning.enabled", False, "As in the JSON.")
     data_efficiency_enabled = _asked("data_efficiency.enabled", False, "As in the JSON.")
     autotp_size = _asked("tensor_parallel.autotp_size", 0, "As in the JSON.")
@@ -92,12 +105,11 @@ class EngineMoreSettings:
         return not self._config.prescale_gradients
 
     def dynamic_loss_scale_args(self):
-        """What a dynamic loss scale was set to; None when the JSON leaves it at the defaults."""
+        """What a dynamic loss scale is set to."""
         fp16 = self._config.fp16
-        if not {"initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis"} & set(self.config.get("fp16") or {}):
-            return None
+        floor = fp16.min_loss_scale
         return {"init_scale": 2**fp16.initial_scale_power, "scale_window": fp16.loss_scale_window, "delayed_shift": fp16.hysteresis,
-                "consecutive_hysteresis": fp16.consecutive_hysteresis, "min_scale": fp16.min_loss_scale}
+                "consecutive_hysteresis": fp16.consecutive_hysteresis, "min_scale": int(floor) if floor == int(floor) else floor}
 
     def checkpoint_tag_validation_enabled(self):
         """Whether the ranks' tags are compared."""

@@ -113,8 +113,8 @@ class EngineSettings:
         return self._config.fp16.auto_cast
 
     def gradient_clipping(self):
-        """Largest global norm of the gradient; 0: no clipping."""
-        return self._config.gradient_clipping
+        """Largest global norm of the gradient, whole or not as in the JSON; 0: no clipping."""
+        return self._as_written("gradient_clipping", self._config.gradient_clipping)
 
     def loss_scale(self):
         """Factor on the loss now; 1 without fp16. Of DeepSpeed's module: fp16.loss_scale as in the JSON, where 0 stands for a dynamic one
@@ -135,7 +135,12 @@ class EngineSettings:
 
     def gradient_predivide_factor(self):
         """As in the JSON."""
-        return self._config.gradient_predivide_factor
+        return self._as_written("gradient_predivide_factor", self._config.gradient_predivide_factor)
+
+    def _as_written(self, key, value):
+        """A whole number where the JSON has one."""
+        given = self.config.get(key)
+        return given if type(given) is int else value
 
     def steps_per_print(self):
         """Updates between two progress lines; None: no lines."""
@@ -178,9 +183,10 @@ class EngineSettings:
         return self._config.communication_dtype or self._config.compute_dtype() or torch.float32
 
     def get_data_types(self):
-        """(dtype of the model's weights, dtype in which gradients accumulate)"""
+        """(dtype of the model's weights, dtype in which gradients accumulate). Of DeepSpeed's module: where the JSON names no second one,
+        the first again, though they accumulate in fp32, as dtype_table() tells."""
         model = self._config.compute_dtype() or torch.float32
-        return model, self._config.grad_accum_dtype or torch.float32
+        return model, self._config.grad_accum_dtype or (model if self._answers_as_deepspeed else torch.float32)
 
     def _from_groups(self, key):
         return [] if self.optimizer is None else [group.get(key, 0.0) for group in self.optimizer.param_groups]

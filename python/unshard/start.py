@@ -225,7 +225,7 @@ def _scheduler(scheduler, config, engine):
         if inner is None:
             raise ConfigError(f"[config] scheduler.type '{config.scheduler.type}' needs an optimizer; name one or pass one")
         return schedules.from_config(config.scheduler, inner)
-    if callable(scheduler) and not hasattr(scheduler, "step"):
+    if callable(scheduler) and (isinstance(scheduler, type) or not hasattr(scheduler, "step")):
         if inner is None:
             raise ValueError("[initialize] lr_scheduler is a function of the optimizer, but there is no optimizer")
         return scheduler(inner)

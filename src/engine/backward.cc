@@ -57,6 +57,7 @@ void Backward::leave_task(int task) {
   last_scaled_ = is_scaled();
   task_scaled_ = false;
   if (scopes_ > 0) return;
+  ++passes_;
   ms_ += ms_since(started_);
   record(comm_, started_);
   set_phase(comm_, Phase::idle, "after backward");
@@ -92,6 +93,11 @@ double Backward::take_ms() {
   return std::exchange(ms_, 0.0);
 }
 
+int Backward::take_passes() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(passes_, 0);
+}
+
 Backward::Scope::Scope(Backward& backward) : backward_(backward), start_(Clock::now()) {
   {
     const std::lock_guard lock(backward_.mutex_);
@@ -108,6 +114,7 @@ Backward::Scope::~Scope() {
     const std::lock_guard lock(backward_.mutex_);
     backward_.last_scaled_ = true;
     if (--backward_.scopes_ > 0) return;
+    ++backward_.passes_;
     backward_.tasks_.clear();
     backward_.ms_ += ms_since(start_);
     record(backward_.comm_, start_);

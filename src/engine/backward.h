@@ -45,6 +45,8 @@ class Backward final : public GradientReceiver, public std::enable_shared_from_t
   void forget_running();
   /// A step begins: the time of its passes, and then start anew.
   double take_ms();
+  /// The same for their number.
+  int take_passes();
 
  private:
   void enter_task();
@@ -58,7 +60,7 @@ class Backward final : public GradientReceiver, public std::enable_shared_from_t
   std::set<int> tasks_;       // autograd's graph tasks that run now and whose end will be reported
   bool task_scaled_ = false;  // the outermost running task started from engine.scale()
   bool last_scaled_ = true;   // for gradients found on parameters after the pass
-  int scopes_ = 0;
+  int scopes_ = 0, passes_ = 0;
   double missing_factor_ = 1, ms_ = 0;
   std::chrono::steady_clock::time_point started_;
 };

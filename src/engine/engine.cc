@@ -70,13 +70,13 @@ at::Tensor Engine::scale(const at::Tensor& loss, bool scale_wrt_gas) {
   require(loss.requires_grad(),
           "[engine.scale] the loss doesn't require a gradient: no trained parameter took part, or it was computed under no_grad");
   s.hooks.refresh(s.backward);
-  double factor = s.scaler ? s.scaler->scale() : 1.0;
   // A 16-bit loss times the loss scale would overflow by itself.
   at::Tensor scaled = s.scaler && loss.scalar_type() == c10::kHalf ? loss.to(c10::kFloat) : loss;
-  if (scale_wrt_gas) factor /= static_cast<double>(s.accumulation_steps);
-  scaled = scaled.mul(factor);
-  scaled.register_hook([weak = std::weak_ptr(s.backward)](const at::Tensor&) {
+  scaled = scaled.mul(s.scaler ? s.scaler->scale() : 1.0);
+  const double share = scale_wrt_gas ? 1.0 / static_cast<double>(s.accumulation_steps) : 1.0;
+  scaled.register_hook([weak = std::weak_ptr(s.backward), share](const at::Tensor& grad) {
     if (const auto backward = weak.lock()) backward->mark_scaled();
+    return share == 1 ? grad : grad.mul(share);
   });
   return scaled;
 }

@@ -56,6 +56,7 @@ TEST(Protocol, EveryStepUpdatesWhenAccumulationIsNotManaged) {
       engine.backward(language_loss(model, rank, micro));
       engine.step();
       EXPECT_EQ(engine.global_steps(), micro + 1);
+      EXPECT_EQ(engine.global_samples(), (micro + 1) * 2);  // of one micro-batch on each of two ranks
       EXPECT_TRUE(engine.was_step_applied());
     }
     engine.set_gradient_accumulation_boundary(false);

@@ -35,8 +35,9 @@ void Engine::State::step() {
   require(!half_loaded, "[engine.step] the last load() failed while values were being replaced; load a checkpoint first");
   require(!no_sync, "[engine.step] called inside no_sync(); leave it before the update (gradients have added up)");
   const bool boundary = is_boundary();
-  step_applied = overflowed = false;
+  step_applied = false;
   if (boundary) {
+    overflowed = false;
     require(optimizer != nullptr, "[engine.step] there is no optimizer: neither the config nor the options name one");
     update();
   }
@@ -99,7 +100,10 @@ void Engine::State::update() {
   if (scaler) scaler->update(overflowed);
   refresh_factor();
   ++counters.global_steps;
-  counters.global_samples += config.batch.train_batch_size;
+  // Where the program itself says when to update, what it brought counts.
+  const int passes = backward->take_passes();
+  counters.global_samples +=
+      config.managed_gradient_accumulation ? config.batch.train_batch_size : passes * config.batch.micro_batch_size * comm->world_size();
   comm->set_step(counters.global_steps);
   store->begin_step(counters.global_steps);
   times.forward_ms = std::exchange(forward_ms, 0.0);

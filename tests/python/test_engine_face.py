@@ -113,7 +113,9 @@ def styles(rank, world, stage, style, dtype):
             returned = engine.backward(value)
             assert abs(returned.item() - value.item() / 2) < 1e-4
         else:
-            (engine.scale(value) if style == "scale" else value).backward()
+            scaled = engine.scale(value) if style == "scale" else value
+            assert scaled.item() == value.item() * (engine.optimizer.cur_scale if style == "scale" else 1)
+            scaled.backward()
         engine.step()
     norm = engine.get_global_grad_norm()
     bits = dense.hex_of(dense.weights(engine, model).values())
@@ -157,6 +159,60 @@ def test_boundary_override_and_counters():
     engine.destroy()
 
 
+def test_a_program_that_says_itself_when_to_update():
+    model, engine, optimizer = make(2, gradient_accumulation_steps=4, managed_gradient_accumulation=False)
+    boundary = []
+    optimizer.optimizer.register_step_pre_hook(lambda *_: boundary.append(engine.is_gradient_accumulation_boundary()))
+    for backwards in (3, 1):
+        for micro in range(backwards):
+            engine.backward(loss_of(engine, 0, micro))
+        boundary.append(engine.is_gradient_accumulation_boundary())
+        engine.step()
+    assert boundary == [False, True, False, True]
+    assert (engine.micro_steps, engine.global_steps, engine.global_samples) == (2, 2, 16)     # micro-batches of 4
+    engine.destroy()
+
+
+def test_an_overflow_is_told_until_the_next_update():
+    model, engine, optimizer = make(1, gradient_accumulation_steps=2, fp16={"enabled": True, "initial_scale_power": 4})
+    told = []
+    for micro in range(6):
+        x, y = dense.batch(0, micro)
+        loss = ((engine(x.half()).float() - y)**2).mean()
+        engine.backward(loss * 1e30 if micro == 1 else loss)
+        engine.step()
+        told.append(optimizer.overflow)
+    assert told == [False, True, True, False, False, False]
+    engine.destroy()
+
+
+def test_numbers_come_back_as_they_were_written():
+    model, engine, _ = make(2, gradient_clipping=1, gradient_predivide_factor=2, bf16={"enabled": True})
+    assert [type(engine.gradient_clipping()), type(engine.gradient_predivide_factor())] == [int, int]
+    assert engine.dynamic_loss_scale_args() == {"init_scale": 65536, "scale_window": 1000, "delayed_shift": 2,
+                                                "consecutive_hysteresis": False, "min_scale": 1}
+    assert engine.get_data_types() == (torch.bfloat16, torch.float32)
+    engine._answers_as_deepspeed = True
+    assert engine.get_data_types() == (torch.bfloat16, torch.bfloat16)
+    engine.destroy()
+
+
+class HandWritten:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+
+def test_a_schedule_may_be_given_as_its_class():
+    engine, _, _, schedule = unshard.initialize(model=Net(), config=dense.config(0), lr_scheduler=HandWritten)
+    engine.backward(loss_of(engine, 0, 0))
+    engine.step()
+    assert isinstance(schedule, HandWritten) and engine.get_lr() == [0.05]
+    engine.destroy()
+
+
 def test_compute_grad_norm_is_that_of_the_next_step():
     model, engine, _ = make(3, gradient_clipping=1e-3)
     engine.backward(loss_of(engine, 0, 0))
@@ -182,6 +238,9 @@ def loaders(rank, world):
     assert engine.training_dataloader is loader and len(loader) == len(sizes)
     again = unshard.RepeatingLoader(loader)
     assert [len(next(again)[0]) for _ in range(2 * len(sizes))] == sizes * 2
+    for route in ("eval", "predict"):
+        inorder = [int(v) for x, _ in engine.deepspeed_io(Rows(), route=route) for v in x[:, 0]]
+        assert inorder == [i % 21 for i in range(rank, 22, world)] != rows
     engine.destroy()
     return [rows, sizes]
 

@@ -82,7 +82,7 @@ class Engine {
   /// Announce a forward (phase for diagnosis, storages checked, autocast not included). Python's engine(...) calls it.
   void begin_forward();
   void end_forward();
-  /// loss / accumulation_steps (unless `scale_wrt_gas` is false) * loss scale, differentiable; for users who call backward themselves.
+  /// loss * loss scale, differentiable, for users who call backward themselves; gradients come out divided by accumulation_steps too.
   at::Tensor scale(const at::Tensor& loss, bool scale_wrt_gas = true);
   /// Scalar loss. Gradients add up until step(). \return the loss divided by accumulation steps.
   at::Tensor backward(const at::Tensor& loss, bool retain_graph = false, bool scale_wrt_gas = true);
