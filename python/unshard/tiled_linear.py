@@ -1,4 +1,6 @@
 """A linear layer in tiles, each a layer of its own, so that no more than one tile's weight need be whole at a time."""
+import itertools
+
 import torch
 
 
@@ -18,7 +20,7 @@ class TiledLinear(torch.nn.Module):
     in_splits, out_splits : int
         Tiles along each side; need not divide the features.
     input_is_already_split : bool
-        forward takes the list of inputs, one a tile along the input.
+        forward takes the list of inputs, one a tile along the input (the input itself if in_splits is 1).
     combine_out_splits : bool
         False: forward returns the list of outputs, one a tile along the output.
     linear_cls : class
@@ -35,9 +37,10 @@ class TiledLinear(torch.nn.Module):
         self.input_is_already_split, self.combine_out_splits = input_is_already_split, combine_out_splits
         self._in_sizes = _sizes(in_features, in_splits, "in_splits")
         self._out_sizes = _sizes(out_features, out_splits, "out_splits")
-        # The bias is added once: by the first tile of each row.
+        self.in_parts, self.out_parts = ([0, *itertools.accumulate(sizes)] for sizes in (self._in_sizes, self._out_sizes))
+        # The bias is added once: by the last tile of each row, where DeepSpeed's checkpoints have it.
         self.linears = torch.nn.ModuleList(
-            torch.nn.ModuleList(linear_cls(size_in, size_out, bias=bias and column == 0, **kwargs)
+            torch.nn.ModuleList(linear_cls(size_in, size_out, bias=bias and column == in_splits - 1, **kwargs)
                                 for column, size_in in enumerate(self._in_sizes))
             for size_out in self._out_sizes)
         if init_linear is not None:
@@ -45,7 +48,10 @@ class TiledLinear(torch.nn.Module):
 
     def forward(self, input_):
         """[..., in_features] -> [..., out_features]"""
-        inputs = list(input_) if self.input_is_already_split else torch.split(input_, self._in_sizes, dim=-1)
+        if self.in_splits == 1 and isinstance(input_, torch.Tensor):
+            inputs = [input_]
+        else:
+            inputs = list(input_) if self.input_is_already_split else torch.split(input_, self._in_sizes, dim=-1)
         if len(inputs) != self.in_splits:
             raise ValueError(f"[TiledLinear] the input has {len(inputs)} parts, in_splits is {self.in_splits}")
         outputs = []
@@ -73,21 +79,20 @@ class TiledLinear(torch.nn.Module):
                 tile.weight.copy_(part)
         if self.use_bias:
             for row, part in zip(self.linears, torch.split(other.bias, self._out_sizes)):
-                row[0].bias.copy_(part)
+                row[-1].bias.copy_(part)
 
 
 class TiledLinearReturnBias(TiledLinear):
-    """The same of layers whose forward returns (output, bias): returns both, summed and joined."""
+    """The same of layers whose forward returns (output, bias): returns both, summed and joined; without combine_out_splits one
+    pair a row of tiles."""
 
     def _reduce(self, total, new):
         if total is None:
             return new
-        bias = total[1] if total[1] is not None else new[1]
-        return total[0] + new[0], bias
+        return total[0] + new[0], new[1] if new[1] is not None else total[1]
 
     def _combined(self, outputs):
-        values, biases = [value for value, _ in outputs], [bias for _, bias in outputs]
-        joined = None if any(bias is None for bias in biases) else biases
         if not self.combine_out_splits:
-            return values, joined
-        return torch.cat(values, dim=-1), None if joined is None else torch.cat(joined, dim=-1)
+            return outputs
+        biases = [bias for _, bias in outputs if bias is not None]
+        return torch.cat([value for value, _ in outputs], dim=-1), torch.cat(biases, dim=-1) if biases else None

@@ -29,8 +29,8 @@ NAMES = {
                        "safe_get_full_optimizer_state safe_set_full_optimizer_state safe_get_local_fp32_param safe_set_local_fp32_param "
                        "safe_get_local_grad safe_set_local_grad safe_get_local_optimizer_state safe_set_local_optimizer_state "
                        "safe_update_full_grad_vectorized set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module "
-                       "set_z3_leaf_module set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix logger log_dist OnDevice "
-                       "RepeatingLoader groups",
+                       "z3_leaf_parameter set_z3_leaf_module set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix logger log_dist "
+                       "OnDevice RepeatingLoader groups",
     "deepspeed.utils.tensor_fragment": "safe_get_full_fp32_param safe_set_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state "
                                        "safe_get_local_grad safe_update_full_grad_vectorized",
     "deepspeed.utils.groups": "_get_data_parallel_group _get_sequence_parallel_group _get_expert_parallel_group",
@@ -341,6 +341,8 @@ def test_a_tiled_layer_is_the_linear_layer(in_splits, out_splits, bias):
     x = torch.randn(2, 3, 7, dtype=torch.float64)
     torch.testing.assert_close(tiled(x), dense(x))
     assert sum(p.numel() for p in tiled.parameters()) == sum(p.numel() for p in dense.parameters())
+    assert [k for k in tiled.state_dict() if k.endswith("bias")] == [f"linears.{i}.{in_splits - 1}.bias" for i in range(out_splits * bias)]
+    assert len(tiled.in_parts) == in_splits + 1 and tiled.in_parts[-1] == 7 and tiled.out_parts[-1] == 5
     parts = deepspeed.zero.TiledLinear(7, 5, bias=bias, in_splits=in_splits, out_splits=out_splits, input_is_already_split=True,
                                        combine_out_splits=False, init_linear=dense, dtype=torch.float64)
     torch.testing.assert_close(torch.cat(parts(torch.split(x, [t.in_features for t in tiled.linears[0]], -1)), -1), dense(x))
@@ -354,8 +356,29 @@ def test_a_tiled_layer_returns_the_bias_that_its_tiles_return():
     tiled = deepspeed.zero.TiledLinearReturnBias(6, 4, in_splits=2, out_splits=2, linear_cls=Returns, init_linear=dense)
     value, bias = tiled(torch.ones(3, 6))
     torch.testing.assert_close(value + bias, dense(torch.ones(3, 6)))
+    apart = deepspeed.zero.TiledLinearReturnBias(6, 4, out_splits=2, input_is_already_split=True, combine_out_splits=False,
+                                                 linear_cls=Returns, init_linear=dense)
+    torch.testing.assert_close(torch.cat([value + bias for value, bias in apart(torch.ones(3, 6))], -1), dense(torch.ones(3, 6)))
     with pytest.raises(ValueError, match="in_splits=7 isn't between 1 and the 6"):
         deepspeed.zero.TiledLinear(6, 4, in_splits=7)
+
+
+def test_marks_of_leaf_modules_are_returned_as_by_deepspeed():
+    from deepspeed import utils
+    layer, model = torch.nn.Linear, torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2))
+    assert utils.set_z3_leaf_modules(model, ["Sequential"]) == [model[0], model]                # children before parents
+    assert utils.get_z3_leaf_modules(model) == [model, model[0]] and utils.z3_leaf_parameter(model[1].bias)
+    assert utils.unset_z3_leaf_modules(model, [torch.nn.Sequential, layer]) == [model[0][0], model[0], model[1], model]
+    assert not utils.get_z3_leaf_modules(model) and not utils.z3_leaf_parameter(model[1].bias)
+    assert utils.set_z3_leaf_modules_by_name(model, ["1", "x"], raise_if_not_found=False) == ([model[1]], ["x"])
+    assert utils.set_z3_leaf_modules_by_suffix(model, [".0", "0"]) == ([model[0][0], model[0]], [])
+    assert utils.set_z3_leaf_modules_by_name(model, ["0.0"], False) == ([model[0][0]], [])
+    assert utils.get_z3_leaf_modules(model) == [model[0], model[1]]
+    with pytest.raises(ValueError, match="has no module 'x'"):
+        utils.set_z3_leaf_modules_by_name(model, ["1", "x"])
+    with pytest.raises(ValueError, match="types or names of types, got 3"):
+        utils.set_z3_leaf_modules(model, [3])
+    assert utils.set_z3_leaf_modules(model, ["Conv"], raise_if_not_found=False) == []
 
 
 def test_on_device_builds_without_values_and_in_another_dtype():

@@ -9,7 +9,7 @@ from unshard.on_device import OnDevice
 from deepspeed._names import attribute_table
 from deepspeed.utils.logging import log_dist, logger
 from deepspeed.utils.z3_leaf_module import (get_z3_leaf_modules, set_z3_leaf_module, set_z3_leaf_modules, set_z3_leaf_modules_by_name,
-                                            set_z3_leaf_modules_by_suffix, unset_z3_leaf_modules, z3_leaf_module)
+                                            set_z3_leaf_modules_by_suffix, unset_z3_leaf_modules, z3_leaf_module, z3_leaf_parameter)
 
 
 def safe_set_full_fp32_param(param, value):
@@ -29,4 +29,4 @@ __all__ = ["OnDevice", "RepeatingLoader", "get_z3_leaf_modules", "log_dist", "lo
            "safe_set_full_fp32_param", "safe_set_full_grad", "safe_set_full_optimizer_state", "safe_set_local_fp32_param",
            "safe_set_local_grad", "safe_set_local_optimizer_state", "safe_update_full_grad_vectorized", "set_z3_leaf_module",
            "set_z3_leaf_modules", "set_z3_leaf_modules_by_name", "set_z3_leaf_modules_by_suffix", "unset_z3_leaf_modules",
-           "z3_leaf_module"]
+           "z3_leaf_module", "z3_leaf_parameter"]

@@ -1,6 +1,7 @@
 """Leaf modules under their old path."""
 from unshard.leaf_modules import (get_z3_leaf_modules, set_z3_leaf_module, set_z3_leaf_modules, set_z3_leaf_modules_by_name,
-                                  set_z3_leaf_modules_by_suffix, unset_z3_leaf_modules, z3_leaf_module)
+                                  set_z3_leaf_modules_by_suffix, unset_z3_leaf_modules, z3_leaf_module, z3_leaf_parameter)
 
 __all__ = ["get_z3_leaf_modules", "set_z3_leaf_module", "set_z3_leaf_modules", "set_z3_leaf_modules_by_name",
-           "set_z3_leaf_modules_by_suffix", "unset_z3_leaf_modules", "z3_leaf_module"]
+           "set_z3_leaf_modules_by_suffix", "unset_z3_leaf_modules", "z3_leaf_module",
+           "z3_leaf_parameter"]
