@@ -131,6 +131,55 @@ def test_forms_of_init():
     run_ranks(2, forms)
 
 
+class Positions(nn.Module):
+    """A table of positions as PyTorch's tutorial makes it: by torch.zeros, for activations of whatever dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        table = torch.zeros(5, 8)
+        table[:, 0::2] = torch.sin(torch.arange(5).float()[:, None] / 3)
+        self.register_buffer("table", table)
+
+    def forward(self, x):
+        return self.linear(x + self.table)
+
+
+def constructors(rank, world):
+    """As recorded from 0.19.8: floats of torch's constructors are of the dtype of the parameters; what isn't made by them keeps its own."""
+    import deepspeed
+    config, override = {**CONFIG, "bf16": {"enabled": True}}, deepspeed.zero.DeepSpeedTensorOverride
+
+    def made():
+        return [t.dtype for t in (torch.zeros(2), torch.tensor(0.5), torch.full((2,), 1.0), torch.randn(1), torch.arange(2),
+                                  torch.ones(2).float(), torch.arange(3) / 7, torch.zeros(1, dtype=torch.float32))]
+    bf16, fp32, whole = torch.bfloat16, torch.float32, torch.int64
+    plain = [fp32] * 4 + [whole] + [fp32] * 3
+    torch.manual_seed(0)
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = Positions()
+        assert made() == [bf16] * 4 + [whole] + [fp32] * 3
+        with deepspeed.zero.Init(config_dict_or_path=config, tensor_overrides=[override.device]):
+            assert made() == plain
+        with deepspeed.zero.Init(config_dict_or_path=config, dtype=torch.float16):
+            assert made()[0] == torch.float16
+        with deepspeed.zero.Init(enabled=False):
+            assert made()[0] == bf16
+        deepspeed.initialize(model=nn.Linear(4, 4), config={**CONFIG, "zero_optimization": {"stage": 0}})[0].destroy()
+    assert made() == plain
+    with unshard.zero.Init(config_dict_or_path=config):
+        assert made() == plain
+    torch.manual_seed(0)
+    assert torch.equal(model.linear.weight.detach().clone(), nn.Linear(8, 8, dtype=bf16).weight)        # drawn in bf16, as there
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    engine.backward(engine(torch.ones(2, 5, 8, dtype=bf16)).float().mean())
+    engine.step()
+
+
+def test_what_torchs_constructors_make_inside_init():
+    run_ranks(1, constructors)
+
+
 def gathered(rank, world, stage):
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
     engine, *_ = unshard.initialize(model=model, config={**CONFIG, "zero_optimization": {**CONFIG["zero_optimization"], "stage": stage}})
@@ -331,6 +380,30 @@ def shown(rank, world):
 @pytest.mark.parametrize("memory", MEMORY, ids=["shared", "unshared"])
 def test_a_partitioned_weight_is_printed_and_copied_on_one_rank(memory):
     assert run_ranks(2, shown, env=memory) == [True, True]
+
+
+def asked_below_the_operators(rank, world):
+    """What torch's binding does itself: tensors made like a partitioned one, and whether it is in shared memory."""
+    import deepspeed
+    with deepspeed.zero.Init(config_dict_or_path=CONFIG):
+        layer = nn.Linear(8, 8, dtype=torch.float64)
+        for weight in (layer.weight, nn.ModuleList([layer])[0].weight.data):
+            torch.manual_seed(3)
+            nn.init.trunc_normal_(weight, std=0.1)                    # by new_tensor
+    torch.manual_seed(3)
+    weight = layer.weight
+    assert partitioned(weight)
+    assert torch.equal(weight.detach().clone(), nn.init.trunc_normal_(torch.empty(8, 8, dtype=torch.float64), std=0.1))
+    for like in (weight, weight.data):
+        assert like.new_tensor([1, 2]).tolist() == [1.0, 2.0] and like.new_tensor(3).dtype == torch.float64
+        assert like.new(2, 3).shape == (2, 3) and like.new([4.0]).tolist() == [4.0] and like.new().dtype == torch.float64
+        assert torch.ones(1).new_tensor(like).shape == (8, 8) and not like.is_shared()
+    with pytest.raises(RuntimeError, match="share a copy"):
+        layer.share_memory()
+
+
+def test_tensors_are_made_like_a_partitioned_one():
+    run_ranks(1, asked_below_the_operators)
 
 
 def unlike(rank, world, what):

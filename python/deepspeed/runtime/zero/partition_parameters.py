@@ -2,11 +2,10 @@
 import torch
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.zero import (GatheredParameters, Init, ZeroParamStatus, ZeroParamType, register_external_parameter,
+from deepspeed.zero import (DeepSpeedTensorOverride, GatheredParameters, Init, ZeroParamStatus, ZeroParamType, register_external_parameter,
                             unregister_external_parameter)
 
-# Hugging Face looks these up, to keep DeepSpeed's zero.Init from changing the dtype of torch.arange: it redirects torch's constructors.
-# Ours leaves them alone, so there is nothing to wrap.
+# Hugging Face looks these up, to keep DeepSpeed's zero.Init from changing a dtype that torch.arange is told. Ours changes none that is.
 _orig_torch_arange = torch.arange
 
 
@@ -15,5 +14,5 @@ def zero_wrapper_for_fp_tensor_constructor(fn, target_fp_dtype, target_device=No
     return fn
 
 
-__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "get_accelerator", "register_external_parameter",
-           "unregister_external_parameter", "zero_wrapper_for_fp_tensor_constructor"]
+__all__ = ["DeepSpeedTensorOverride", "GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "get_accelerator",
+           "register_external_parameter", "unregister_external_parameter", "zero_wrapper_for_fp_tensor_constructor"]
