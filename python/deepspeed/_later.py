@@ -21,7 +21,7 @@ MODULES = {
                      "transformer triton_ops",
     "deepspeed.ops.adam": "multi_tensor_apply zenflow_cpu_adam zenflow_torch_adam",
     "deepspeed.ops.lion": "multi_tensor_apply",
-    "deepspeed.runtime": "base_optimizer bf16_optimizer checkpoint_engine comm compiler config_utils constants data_pipeline "
+    "deepspeed.runtime": "bf16_optimizer checkpoint_engine comm compiler config_utils constants data_pipeline "
                          "domino eigenvalue fp16 hybrid_engine model_checkpointing pipe progressive_layer_drop "
                          "quantize sequence_parallel sparse_tensor state_dict_factory superoffload swap_tensor tensor_parallel "
                          "torch_autocast weight_quantizer zenflow",

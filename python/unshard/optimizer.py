@@ -5,6 +5,7 @@ import weakref
 import torch
 
 from unshard.optim import FusedOptimizer
+from unshard.parameter_offload import ParameterOffload
 
 # Their update looks at a whole matrix: pieces of flattened parameters would silently give another result.
 _NOT_ELEMENTWISE = {"Adafactor", "Muon", "Lamb", "LAMB", "Shampoo", "SOAP"}
@@ -23,6 +24,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._engine = weakref.ref(engine)
         self._core_optimizer = core
         self._zero_grad_profile_name = "Optimizer.zero_grad#EngineOptimizer.zero_grad"
+        if engine.zero_optimization_stage() == 3:          # where libraries look for hooks
+            self.parameter_offload = ParameterOffload(engine.module)
 
     @property
     def param_groups(self):

@@ -101,12 +101,19 @@ def _summary(parameter, name):
     return ds_summary
 
 
+def _active_sub_modules(parameter, name):
+    """Modules that are computing with it right now: none, between their operators nothing is held."""
+    _owner(parameter, name)
+    return set()
+
+
 _READERS = {
     "ds_id": lambda p, name: _owner(p, name).id,
     "ds_shape": lambda p, name: torch.Size(_info(p, name)["sizes"]),
     "ds_numel": lambda p, name: _info(p, name)["numel"],
     "ds_status": _status,
     "ds_tensor": _shard,
+    "ds_active_sub_modules": _active_sub_modules,
     "ds_persist": lambda p, name: not _info(p, name)["partitioned"],
     "all_gather": _all_gather,
     "partition": _partition,

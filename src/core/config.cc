@@ -93,6 +93,13 @@ void note_no_ops(const config::Checked& checked, std::vector<std::string>& notic
   if (!keys.empty()) notices.push_back(cat("accepted, without effect here: ", keys));
 }
 
+void note_dotted(const config::Checked& checked, std::vector<std::string>& notices) {
+  std::string keys;
+  for (const auto& key : checked.dotted) keys += cat(keys.empty() ? "" : ", ", key);
+  if (!keys.empty())
+    notices.push_back(cat("without effect, as with DeepSpeed: ", keys, "; a path isn't a key: nest them, {\"section\": {\"key\": value}}"));
+}
+
 /// Only parameters that are partitioned can be offloaded.
 void drop_idle_param_offload(Config& config, std::vector<std::string>& notices) {
   if (config.zero.stage == 3 || config.zero.offload_param.device == OffloadDevice::none) return;
@@ -151,6 +158,7 @@ Config Config::from_json(std::string_view json, const ConfigContext& context) {
   apply_environment(c, details->origins);
   note_autos(checked, details->notices);
   note_no_ops(checked, details->notices);
+  note_dotted(checked, details->notices);
   details->resolved = config::field_values(c);
   c.details_ = std::move(details);
   return c;

@@ -30,6 +30,20 @@ std::string quoted_list(const std::vector<std::string_view>& names) {
   throw ConfigError(cat("[config] unknown key ", path, " (", source, "); ", hint));
 }
 
+/// Does the dotted text lead from the top level to a known key ("zero_optimization.stage")?
+bool is_path_of_a_key(std::string_view dotted) {
+  const Section* section = find_section("");
+  for (std::size_t dot = dotted.find('.'); section != nullptr; dot = dotted.find('.')) {
+    const Key* key = find_key(*section, dotted.substr(0, dot));
+    if (key == nullptr) return false;
+    if (dot == std::string_view::npos) return true;
+    if (key->kind == Kind::object) return true;
+    section = key->kind == Kind::section ? find_section(join_path(section->path, key->name)) : nullptr;
+    dotted.remove_prefix(dot + 1);
+  }
+  return false;
+}
+
 /// Checks one document; collects entries.
 class Checker {
  public:
@@ -40,6 +54,11 @@ class Checker {
     std::set<const Key*> seen;
     for (const auto& [name, value] : object.items()) {
       const Key* key = find_key(section, name);
+      // Libraries (TRL, older accelerate, tutorials) update a dict with "zero_optimization.reduce_bucket_size": DeepSpeed never sees it.
+      if (key == nullptr && section.path.empty() && is_path_of_a_key(name)) {
+        out_.dotted.push_back(name);
+        continue;
+      }
       if (key == nullptr) refuse_unknown(section, join_path(path, name), name, source_);
       const std::string shown = join_path(path, key->name);
       if (key->state == State::removed)

@@ -30,6 +30,7 @@ struct Auto {
 struct Checked {
   std::vector<Entry> entries;  ///< in the document's order
   std::vector<Auto> autos;
+  std::vector<std::string> dotted;  ///< keys of the top level that spell a path; they have no effect
   std::string optimizer_params = "{}", scheduler_params = "{}";
   const Entry* find(std::string_view path) const;
   bool is_auto(std::string_view path) const;

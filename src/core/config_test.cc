@@ -92,6 +92,18 @@ TEST(Config, HintsWithoutEffectAreAcceptedAndSaidOnce) {
   EXPECT_EQ(config.notices()[0], "accepted, without effect here: zero_optimization.round_robin_gradients = true");
 }
 
+TEST(Config, PathsWrittenAsKeysHaveNoEffectAndAreSaid) {
+  const Config config = Config::from_json(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3}, "zero_optimization.stage": 1,
+    "zero_optimization.stage3_prefetch_bucket_size": 14.4, "optimizer.params.lr": 1})");
+  EXPECT_EQ(config.zero.stage, 3);
+  ASSERT_EQ(config.notices().size(), 1u);
+  EXPECT_EQ(config.notices()[0],
+            "without effect, as with DeepSpeed: zero_optimization.stage, zero_optimization.stage3_prefetch_bucket_size, "
+            "optimizer.params.lr; a path isn't a key: nest them, {\"section\": {\"key\": value}}");
+  EXPECT_THAT(error_of(R"({"zero_optimization.stag": 1})"), HasSubstr("unknown key zero_optimization.stag"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"offload_param.device": "cpu"}})"), HasSubstr("unknown key"));
+}
+
 TEST(Config, OffloadOfParametersBelowStageThreeIsDroppedAndSaid) {
   const Config config = Config::from_json(
       R"({"train_batch_size": 1, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}, "gradient_clipping": 0})");

@@ -43,6 +43,21 @@ def check_values(source, expected):
     return checked
 
 
+def test_the_files_of_a_folder_are_found_for_code_that_opens_them_itself(tmp_path):
+    from deepspeed.utils.zero_to_fp32 import get_model_state_file, get_model_state_files, get_optim_files
+    for name in ("zero_pp_rank_10_mp_rank_00_optim_states.pt", "zero_pp_rank_9_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt",
+                 "zero_pp_rank_0_mp_rank_00_model_states.pt", "latest"):
+        (tmp_path / name).touch()
+    assert [os.path.basename(path) for path in get_optim_files(tmp_path)] == [
+        "zero_pp_rank_9_mp_rank_00_optim_states.pt", "zero_pp_rank_10_mp_rank_00_optim_states.pt"]
+    assert len(get_model_state_files(str(tmp_path))) == 2
+    assert [os.path.basename(get_model_state_file(str(tmp_path), stage)) for stage in (2, 3)] == [
+        "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"]
+    for call in (lambda: get_optim_files(tmp_path / "no"), lambda: get_model_state_file(tmp_path / "no", 2)):
+        with pytest.raises(FileNotFoundError, match="convert_zero_checkpoint_to_fp32_state_dict"):
+            call()
+
+
 @pytest.mark.parametrize("variant", recorded.VARIANTS)
 def test_every_value_equals_what_deepspeed_says(tmp_path, variant):
     folder, expected = recorded.unpack(variant, tmp_path)

@@ -476,6 +476,32 @@ def test_partitioned_parameters_have_deepspeeds_methods_and_others_have_not():
     assert run_ranks(2, parameter_methods) == [[False, False, 3]] * 2
 
 
+def test_libraries_that_take_hooks_off_and_on_around_generation_find_none():
+    # What TRL does at stage 3 before and after it generates.
+    engine = small_engine(zero_optimization={"stage": 3, "stage3_param_persistence_threshold": 0})
+    offload = engine.optimizer.parameter_offload
+    walked = [p for _, p in (*offload.module.named_parameters(recurse=True), *offload.module.ds_external_parameters())]
+    assert [id(p) for p in walked] == [id(p) for p in engine.module.parameters()]
+    for p in walked:
+        p.ds_active_sub_modules.clear()
+    assert [*offload.forward_hooks, *offload.backward_hooks] == [] and not hasattr(offload, "param_coordinator")
+    offload.forward_hooks, offload.backward_hooks = [], []
+    offload._register_deepspeed_module(offload.module)
+    steps(engine, 1)
+    engine.destroy()
+    other = small_engine(zero_optimization={"stage": 2})
+    assert not hasattr(other.optimizer, "parameter_offload")
+    other.destroy()
+
+
+def test_an_engines_optimizer_is_one_of_deepspeeds_and_of_torchs():
+    from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ZeROOptimizer
+    optimizer = small_engine(zero_optimization={"stage": 1}).optimizer
+    kinds = DeepSpeedOptimizer, ZeROOptimizer, deepspeed.DeepSpeedOptimizer, torch.optim.Optimizer
+    assert all(isinstance(optimizer, kind) for kind in kinds)
+    assert not isinstance(torch.optim.SGD([torch.zeros(1)], lr=1), DeepSpeedOptimizer)
+
+
 # ---- the rest ------------------------------------------------------------------------------------------------------------------------
 def test_the_configuration_as_an_object():
     config = deepspeed.DeepSpeedConfig({"train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
