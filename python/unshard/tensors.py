@@ -18,15 +18,9 @@ def move_to_device(item, device, criterion_func=lambda item: isinstance(item, to
 @torch.no_grad()
 def clone_tensors(item, device="cpu"):
     """`item` with copies of its tensors on `device`, each with a memory of its own size (a view of a large buffer isn't saved with all of
-    it). Tensors that are the same memory (tied weights) have one copy; partitioned parameters are read whole."""
-    copies = {}
-
-    def copy(tensor):
-        same = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if same not in copies:
-            copies[same] = tensor.detach().clone(memory_format=torch.contiguous_format).to(device)
-        return copies[same]
-    return _mapped(item, copy)
+    it). Tied weights come apart, as with DeepSpeed: a model that transformers saves at stages 0 to 2 has each of their names in its file.
+    Partitioned parameters are read whole."""
+    return _mapped(item, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format).to(device))
 
 
 def _mapped(item, function, accepts=lambda item: isinstance(item, torch.Tensor)):
