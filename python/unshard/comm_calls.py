@@ -1,8 +1,23 @@
-"""What torch.distributed has no call for, and the log of its calls."""
+"""What torch.distributed has no call for or names otherwise, and the log of its calls."""
 import torch.distributed as dist
 
 from unshard.config import load_config_dict
 from unshard.comms_logger import show
+
+
+def all_gather_into_tensor(output_tensor, tensor, group=None, async_op=False):
+    """As torch's."""
+    return dist.all_gather_into_tensor(output_tensor, tensor, group, async_op)
+
+
+def reduce_scatter_tensor(output_tensor, tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    """As torch's."""
+    return dist.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+def all_to_all_single(output, tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
+    """As torch's."""
+    return dist.all_to_all_single(output, tensor, output_split_sizes, input_split_sizes, group, async_op)
 
 
 def all_reduce_coalesced(tensors, op=dist.ReduceOp.SUM, group=None, async_op=False):

@@ -1,6 +1,6 @@
 """deepspeed.comm: torch.distributed's calls, with DeepSpeed's extra keywords and its log of them."""
 import torch.distributed as _dist
-from torch.distributed import P2POp, ReduceOp, is_available, is_initialized, new_group
+from torch.distributed import ReduceOp, is_available, is_initialized, new_group
 from unshard import comm_calls as _calls
 from unshard import comms_logger as _log
 from unshard.distributed import init_distributed as _init_distributed
@@ -121,14 +121,30 @@ broadcast, broadcast_object_list = _plain(_dist.broadcast), _plain(_dist.broadca
 all_reduce, inference_all_reduce = _plain(_dist.all_reduce), _plain(_dist.all_reduce, "inference_all_reduce")
 all_reduce_coalesced, all_gather_coalesced = _plain(_calls.all_reduce_coalesced), _plain(_calls.all_gather_coalesced)
 reduce, reduce_scatter = _plain(_dist.reduce), _plain(_dist.reduce_scatter)
-reduce_scatter_tensor = reduce_scatter_fn = _plain(_dist.reduce_scatter_tensor)
+reduce_scatter_tensor = reduce_scatter_fn = _plain(_calls.reduce_scatter_tensor)
 all_gather, all_gather_object = _plain(_dist.all_gather), _plain(_dist.all_gather_object)
-all_gather_into_tensor = allgather_fn = _plain(_dist.all_gather_into_tensor)
-all_to_all, all_to_all_single = _plain(_dist.all_to_all), _plain(_dist.all_to_all_single)
+all_gather_into_tensor = _plain(_calls.all_gather_into_tensor)
+allgather_fn = _plain(_dist.all_gather_into_tensor)
+all_to_all, all_to_all_single = _plain(_dist.all_to_all), _plain(_calls.all_to_all_single)
 gather, scatter = _plain(_dist.gather), _plain(_dist.scatter)
 gather_object, scatter_object_list = _plain(_dist.gather_object), _plain(_dist.scatter_object_list)
 send, recv, isend, irecv = _plain(_dist.send), _plain(_dist.recv), _plain(_dist.isend), _plain(_dist.irecv)
 batch_isend_irecv = _plain(_dist.batch_isend_irecv)
+
+
+class P2POp(_dist.P2POp):
+    """torch's, of isend or irecv of this module or of torch.distributed."""
+
+    def __new__(cls, op, *args, **keywords):
+        return super().__new__(cls, _of_torch(op), *args, **keywords)
+
+    def __init__(self, op, *args, **keywords):
+        super().__init__(_of_torch(op), *args, **keywords)
+
+
+def _of_torch(op):
+    return op.__wrapped__ if op in (isend, irecv) else op
+
 
 __getattr__, __dir__ = attribute_table(__name__, {})
 __all__ = ["P2POp", "ReduceOp", "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
