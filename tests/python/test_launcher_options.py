@@ -73,7 +73,7 @@ def test_contradictions_are_refused(here):
                        ("--no_ssh --num_nodes=2", "needs --node_rank"),
                        ("--no_ssh --node_rank=0", "needs a hostfile or --num_nodes"),
                        ("--no_ssh --num_nodes=2 --node_rank=1", "needs --master_addr"),
-                       ("--no_ssh --launcher=pdsh", "can't be used together"),
+                       ("--no_ssh --launcher=PDSH", "--launcher=pdsh can't be used together"),
                        ("--no_python --module", "can't be used together"),
                        ("--bind_core_list=0", "--bind_cores_to_rank shares out"),
                        ("--max-restarts=-1", "0 or more")):

@@ -48,7 +48,8 @@ def add_meeting(group):
 
 
 def add_hosts(group):
-    group.add_argument("--launcher", default="ssh", choices=["ssh", *TOOLS], help="what starts a process on each host (default: ssh)")
+    group.add_argument("--launcher", type=str.lower, default="ssh", choices=["ssh", *TOOLS],
+                       help="what starts a process on each host (default: ssh)")
     group.add_argument("--launcher_args", default="", metavar="ARGS", help="more arguments for that program, in one word")
     group.add_argument("--ssh_port", type=int, default=None, metavar="PORT", help="where the hosts' sshd listens")
     group.add_argument("--connect_timeout", type=float, default=30, metavar="S",
