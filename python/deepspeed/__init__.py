@@ -10,7 +10,7 @@ __git_hash__ = __git_branch__ = None
 _MODULES = ("accelerator", "checkpoint", "checkpointing", "comm", "compression", "launcher", "moe", "monitor", "ops", "runtime", "utils",
             "zero")
 _HOME = {
-    "DeepSpeedEngine": ("unshard.engine", "Engine"),
+    "DeepSpeedEngine": ("unshard.engine", "DeepSpeedEngine"),
     "DeepSpeedOptimizer": ("unshard.optimizer", "EngineOptimizer"),
     "ZeROOptimizer": ("unshard.optimizer", "EngineOptimizer"),
     "DeepSpeedDataLoader": ("unshard.data", "EngineDataLoader"),

@@ -20,6 +20,8 @@ _SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "f
 class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, EngineCheckpoint, torch.nn.Module):
     """Runs forward, backward and step of `module` at any ZeRO stage. Made by `initialize`; unknown attributes are the module's."""
 
+    _answers_as_deepspeed = False
+
     def __init__(self, module, core, config, config_dict, device, optimizer=None, client_optimizer=None, local_rank=0):
         super().__init__()
         self.module = module
@@ -44,7 +46,6 @@ class Engine(EngineSettings, EngineMoreSettings, EngineReport, EngineState, Engi
         self.is_compiled = False
         self._in_step = False
         self.enable_backward_allreduce = True
-        self._answers_as_deepspeed = False  # train() and eval() return None, not the engine as in torch; loss_scale() is the JSON's
         self._names = {}                   # parameter -> name
         self._ids = {}                     # name -> id in the store
         self._client_face = None           # runs a client's own optimizer; see unshard.optimizer.ClientOptimizer
@@ -293,3 +294,9 @@ def destroy_all():
     """destroy() every engine of this process; collective."""
     for engine in sorted(owners.engines(), key=lambda e: e._number):
         engine.destroy()
+
+
+class DeepSpeedEngine(Engine):
+    """What `deepspeed.initialize` makes: train() and eval() return None, not the engine as in torch; loss_scale() is the JSON's."""
+
+    _answers_as_deepspeed = True

@@ -65,6 +65,9 @@ class EngineMoreSettings:
     flops_profiler_recompute_fwd_factor = _asked("flops_profiler.recompute_fwd_factor", 0.0, "As in the JSON.")
     autotuning_enabled = _asked("autotuning.enabled", False, "As in the JSON.")
     data_efficiency_enabled = _asked("data_efficiency.enabled", False, "As in the JSON.")
+    data_sampling_enabled = _asked("data_efficiency.data_sampling.enabled", False, "As in the JSON.")
+    random_ltd_enabled = _asked("data_efficiency.data_routing.random_ltd.enabled", False, "As in the JSON.")
+    curriculum_learning_enabled = _asked("data_efficiency.data_sampling.curriculum_learning.enabled", False, "As in the JSON.")
     autotp_size = _asked("tensor_parallel.autotp_size", 0, "As in the JSON.")
     log_level = _asked("log_level", None, "As in the JSON.")
 

@@ -37,6 +37,16 @@ def log_dist(message, ranks=None, level=logging.INFO):
         logger.log(level, f"[Rank {rank}] {message}")
 
 
+@functools.lru_cache(maxsize=1024)
+def _once(message, ranks, level):
+    log_dist(message, ranks, level)
+
+
+def log_dist_once(message, ranks=None, level=logging.INFO):
+    """The same text for the same ranks once only."""
+    _once(message, None if ranks is None else tuple(ranks), level)
+
+
 def print_dist(message, ranks=None):
     """Print on the given ranks only."""
     meant, rank = _is_for(ranks)
@@ -70,6 +80,11 @@ def set_log_level_from_string(log_level_str, custom_logger=None):
     chosen = custom_logger or logger
     for one in (chosen, *chosen.handlers):
         one.setLevel(level_of(log_level_str))
+
+
+def get_current_level():
+    """The logger's level, as logging's number."""
+    return logger.getEffectiveLevel()
 
 
 def should_log_le(max_log_level_str):

@@ -7,7 +7,7 @@ import torch
 from unshard import compiling, distributed, optim, owners, raw_reads, schedules, zero
 from unshard.config import choose, load_config
 from unshard.core import ConfigError, _core
-from unshard.engine import Engine, make_source
+from unshard.engine import DeepSpeedEngine, Engine, make_source
 from unshard.monitor import MonitorMaster, MonitorSettings
 from unshard.optimizer import ClientOptimizer, refuse_pieces
 
@@ -60,9 +60,9 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
             for notice in config.notices():
                 _core.log_info(notice)
         monitor = MonitorMaster(MonitorSettings.of(config_dict))
-        engine = _make_engine(model, config, config_dict, optimizer, model_parameters)
+        kind = DeepSpeedEngine if deepspeed_defaults else Engine
+        engine = _make_engine(kind, model, config, config_dict, optimizer, model_parameters)
         engine.mpu, engine.collate_fn, engine.monitor, engine.training_data = mpu, collate_fn, monitor, training_data
-        engine._answers_as_deepspeed = deepspeed_defaults
         engine.lr_scheduler = _scheduler(lr_scheduler, config, engine)
         if training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
@@ -71,7 +71,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _make_engine(model, config, config_dict, client, model_parameters):
+def _make_engine(kind, model, config, config_dict, client, model_parameters):
     device = distributed.device_of_this_rank()
     if device.type != "cpu":
         model.to(device)
@@ -92,8 +92,8 @@ def _make_engine(model, config, config_dict, client, model_parameters):
         core = _core.Engine(list(model.named_parameters()), config.without_optimizer(), comm, groups=_groups(model, inner),
                             optimizer=handle, store=store, source=make_source(model), hidden_size=_hidden_size(model),
                             name=name, alike=_brought_from_here(config, inner))
-    engine = Engine(model, core, config, config_dict, device, None if inner is None else (inner, handle),
-                    client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
+    engine = kind(model, core, config, config_dict, device, None if inner is None else (inner, handle),
+                  client if isinstance(client, torch.optim.Optimizer) else None, distributed.world_from_environment()[2])
     engine._number = number
     if core.writes_timeline and engine.global_rank == 0:
         engine._recording = owners.record_timeline(config.unshard.timeline, name, engine.world_size)

@@ -30,11 +30,11 @@ NAMES = {
                        "safe_get_local_grad safe_set_local_grad safe_get_local_optimizer_state safe_set_local_optimizer_state "
                        "safe_update_full_grad_vectorized set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module "
                        "z3_leaf_parameter set_z3_leaf_module set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix logger log_dist "
-                       "OnDevice RepeatingLoader groups",
+                       "OnDevice RepeatingLoader groups log_dist_once set_log_level_from_string recursive_getattr recursive_setattr",
     "deepspeed.utils.tensor_fragment": "safe_get_full_fp32_param safe_set_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state "
                                        "safe_get_local_grad safe_update_full_grad_vectorized",
     "deepspeed.utils.groups": "_get_data_parallel_group _get_sequence_parallel_group _get_expert_parallel_group",
-    "deepspeed.utils.logging": "logger log_dist",
+    "deepspeed.utils.logging": "logger log_dist log_dist_once get_current_level",
     "deepspeed.runtime.utils": "see_memory_usage clip_grad_norm_ move_to_device",
     "deepspeed.comm": "is_initialized is_available init_distributed get_rank get_world_size get_local_rank get_global_rank get_world_group "
                       "get_all_ranks_from_group new_group destroy_process_group barrier monitored_barrier broadcast broadcast_object_list "
@@ -61,7 +61,9 @@ ENGINE = """forward backward scale step is_gradient_accumulation_boundary set_gr
     dynamic_loss_scale get_lr get_type get_mom steps_per_print wall_clock_breakdown zero_offload_optimizer
     zero_gather_16bit_weights_on_model_save get_data_types module optimizer basic_optimizer lr_scheduler training_dataloader config device
     local_rank global_rank world_size dp_world_size mp_world_size data_parallel_group global_steps global_samples micro_steps skipped_steps
-    loaded_checkpoint_tag monitor timers mpu client_optimizer data_iterator get_wall_clock_timers memory_breakdown dump_state""".split()
+    loaded_checkpoint_tag monitor timers mpu client_optimizer data_iterator get_wall_clock_timers memory_breakdown dump_state
+    has_moe_layers pipeline_parallelism sequence_parallel_size seq_dp_world_size data_sampling_enabled random_ltd_enabled
+    curriculum_learning_enabled""".split()
 
 
 def small_engine(**config):
@@ -125,6 +127,7 @@ def test_train_and_eval_return_none_as_in_deepspeed_and_the_engine_in_unshard():
     assert engine.eval() is None and not engine.module.training and engine.train() is None and engine.module.training
     own = unshard.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 1})[0]
     assert own.eval() is own and own.train() is own
+    assert type(engine).__name__ == "DeepSpeedEngine" and type(engine) is deepspeed.DeepSpeedEngine
 
 
 def test_the_getters_of_the_loss_scale_answer_from_the_json_as_in_deepspeed():
@@ -257,6 +260,25 @@ def test_calls_of_comm_are_counted_by_operation_and_size():
     assert run_ranks(2, logs_communication)[0] == {
         "all_reduce": {"32": 2}, f"all_gather_into_tensor | {mine}": {"16": 1}, f"mine | {mine}": {"16": 1},
         f"all_reduce_coalesced | {mine}": {"20": 1}}
+
+
+def calls_with_deepspeeds_argument_names(rank, world):
+    import deepspeed.comm as dist
+    dist.init_distributed()
+    gathered, piece, swapped, got = torch.zeros(4), torch.zeros(2), torch.zeros(4), torch.zeros(1)
+    dist.all_gather_into_tensor(output_tensor=gathered, tensor=torch.full((2,), rank + 1.0))
+    dist.reduce_scatter_tensor(output_tensor=piece, tensor=torch.arange(4.0))
+    dist.all_to_all_single(output=swapped, tensor=torch.full((4,), rank + 1.0))
+    other = 1 - rank
+    exchange = [dist.P2POp(dist.isend, torch.full((1,), rank + 1.0), other), dist.P2POp(dist.irecv, got, peer=other)]
+    for request in dist.batch_isend_irecv(exchange):
+        request.wait()
+    return [gathered.tolist(), piece.tolist(), swapped.tolist(), got.item()]
+
+
+def test_calls_of_comm_take_deepspeeds_argument_names_and_point_to_point_operations():
+    both = [1, 1, 2, 2]
+    assert run_ranks(2, calls_with_deepspeeds_argument_names) == [[both, [0, 2], both, 2], [both, [4, 6], both, 1]]
 
 
 def test_bandwidths_have_nccl_tests_factors():

@@ -1,4 +1,4 @@
 """The engine class under its old path."""
-from unshard.engine import Engine as DeepSpeedEngine
+from unshard.engine import DeepSpeedEngine
 
 __all__ = ["DeepSpeedEngine"]

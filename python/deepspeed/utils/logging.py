@@ -1,7 +1,7 @@
 """The logger named DeepSpeed, as scripts know it."""
 from unshard.loggers import LEVELS as log_levels
-from unshard.loggers import (create_logger, log_dist, logger, print_dist, print_json_dist, set_log_level_from_string, should_log_le,
-                             warning_once)
+from unshard.loggers import (create_logger, get_current_level, log_dist, log_dist_once, logger, print_dist, print_json_dist,
+                             set_log_level_from_string, should_log_le, warning_once)
 from unshard.loggers import level_of as get_log_level_from_string
 
 
@@ -11,5 +11,5 @@ class LoggerFactory:
     create_logger = staticmethod(create_logger)
 
 
-__all__ = ["LoggerFactory", "create_logger", "get_log_level_from_string", "log_dist", "log_levels", "logger", "print_dist",
-           "print_json_dist", "set_log_level_from_string", "should_log_le", "warning_once"]
+__all__ = ["LoggerFactory", "create_logger", "get_current_level", "get_log_level_from_string", "log_dist", "log_dist_once",
+           "log_levels", "logger", "print_dist", "print_json_dist", "set_log_level_from_string", "should_log_le", "warning_once"]
