@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 @torch.no_grad()
 def clip_grad_norm_(parameters, max_norm, norm_type=2, mpu=None):
-    """Scale the gradients so that their common norm is at most `max_norm`; returns the norm before, over all model-parallel ranks.
+    """Scale the gradients so that their common norm is at most `max_norm`; returns a tensor, the norm before over all model-parallel ranks.
 
     An engine's gradients aren't in `.grad`: those it clips itself (gradient_clipping).
     """
@@ -29,4 +29,4 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2, mpu=None):
     if factor < 1:
         for gradient in gradients:
             gradient.mul_(factor)
-    return float(norm)
+    return norm
