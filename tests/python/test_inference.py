@@ -334,6 +334,27 @@ def test_a_config_from_before_layer_types_has_the_same_windows(folder):
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("family, changes", [
+    ("phi", {"rope_parameters": ...}), ("phi3", {"rms_norm_eps": ...}), ("mixtral", {"rope_parameters": ...}),
+    ("gemma2", {"attn_logit_softcapping": ..., "final_logit_softcapping": ...}), ("gemma2", {"final_logit_softcapping": None}),
+    ("gemma3", {"sliding_window": ...}), ("gemma3", {"attn_logit_softcapping": 2.0}), ("gemma", {"hidden_act": "silu"}),
+    ("gemma", {"hidden_act": "gelu"}), ("llama", {"partial_rotary_factor": 0.5}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
+])
+def test_what_config_json_leaves_out_or_says_in_vain_is_as_in_transformers(family, changes, tmp_path):
+    save_tiny(family, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {key: changes.get(key, value) for key, value in {**config, **changes}.items() if changes.get(key) is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = torch.randint(3, 250, (60,), generator=torch.Generator().manual_seed(1))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        wanted = model(tokens[None]).logits[0]
+    engine = _core.InferenceEngine(str(tmp_path), {"dtype": "fp32", "threads": 1, "kv_cache_tokens": 512})
+    assert (logits_of(engine, tokens.tolist()) - wanted).abs().max() < 1e-4
+    engine.close()
+
+
 def test_positions_that_the_file_has_not_are_refused(folder):
     path = folder / "gpt2-positions"
     save_tiny("gpt2", path)

@@ -39,14 +39,13 @@ Gate activation_of(const Settings& config, const std::string& key, const std::st
 
 void read_scaling(const Settings& rope, std::int64_t context, RopeConfig& out) {
   const std::string kind = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
-  static const std::map<std::string, RopeKind> known = {{"default", RopeKind::plain},
-                                                        {"linear", RopeKind::linear},
-                                                        {"llama3", RopeKind::llama3},
-                                                        {"yarn", RopeKind::yarn},
-                                                        {"longrope", RopeKind::longrope}};
+  // dynamic changes frequencies only beyond max_position_embeddings, where every text ends here. su: longrope's first name.
+  static const std::map<std::string, RopeKind> known = {
+      {"default", RopeKind::plain}, {"dynamic", RopeKind::plain}, {"su", RopeKind::longrope},      {"linear", RopeKind::linear},
+      {"llama3", RopeKind::llama3}, {"yarn", RopeKind::yarn},     {"longrope", RopeKind::longrope}};
   const auto found = known.find(kind);
   if (found == known.end())
-    throw ModelError(cat(rope.file(), ": rope scaling '", kind, "' isn't known; default, linear, llama3, yarn and longrope are"));
+    throw ModelError(cat(rope.file(), ": rope scaling '", kind, "' isn't known; default, linear, dynamic, llama3, yarn and longrope are"));
   out.kind = found->second;
   out.original_context = rope.size_or("original_max_position_embeddings", out.original_context > 0 ? out.original_context : context, 1);
   const bool derived = out.kind == RopeKind::yarn || out.kind == RopeKind::longrope;
@@ -66,11 +65,22 @@ void read_scaling(const Settings& rope, std::int64_t context, RopeConfig& out) {
     rope.fail("short_factor", cat("short_factor and long_factor have ", half, " numbers each in longrope"));
 }
 
+/// What a family takes where config.json doesn't say, as transformers does.
+struct Defaults {
+  float norm_eps = 1e-6f;
+  double theta = 10000;
+  double rotary_part = 0;      ///< of a head's features; 0: all, whatever the file says
+  std::int64_t head_size = 0;  ///< 0: hidden / heads
+};
+
 /// transformers 5 writes `rope_parameters`; before, `rope_theta` and `rope_scaling` stood beside each other.
-RopeConfig read_rope(const Settings& config, const Settings& parameters, const ModelConfig& model, double theta) {
+RopeConfig read_rope(const Settings& config, const Settings& parameters, const ModelConfig& model, const Defaults& otherwise) {
   RopeConfig rope;
-  rope.theta = parameters.get<double>("rope_theta", config.get<double>("rope_theta", theta));
-  const double part = parameters.get<double>("partial_rotary_factor", config.get<double>("partial_rotary_factor", 1.0));
+  rope.theta = parameters.get<double>("rope_theta", config.get<double>("rope_theta", otherwise.theta));
+  const double part =
+      otherwise.rotary_part == 0
+          ? 1.0
+          : parameters.get<double>("partial_rotary_factor", config.get<double>("partial_rotary_factor", otherwise.rotary_part));
   rope.rotary = static_cast<std::int64_t>(static_cast<double>(model.head_size) * part);
   rope.original_context = config.size_or("original_max_position_embeddings", 0);
   read_scaling(parameters.has("rope_theta") || parameters.has("rope_type") ? parameters : config.section("rope_scaling"), model.context,
@@ -78,8 +88,15 @@ RopeConfig read_rope(const Settings& config, const Settings& parameters, const M
   return rope;
 }
 
-void read_window(const Settings& config, bool used, ModelConfig& model) {
-  model.window = used ? config.size_or("sliding_window", 0) : 0;
+/// null is said too: of a window or a soft cap, that there is none.
+bool says(const Settings& config, const std::string& key) { return config.json().contains(key); }
+
+std::int64_t window_size(const Settings& config, std::int64_t otherwise) {
+  return says(config, "sliding_window") ? config.size_or("sliding_window", 0) : otherwise;
+}
+
+void read_window(const Settings& config, bool used, ModelConfig& model, std::int64_t otherwise = 0) {
+  model.window = used ? window_size(config, otherwise) : 0;
   if (model.window == 0 || !config.has("layer_types")) return;
   for (const auto& kind : config.get<std::vector<std::string>>("layer_types")) {
     if (kind != "sliding_attention" && kind != "full_attention")
@@ -89,7 +106,7 @@ void read_window(const Settings& config, bool used, ModelConfig& model) {
 }
 
 /// What most families share.
-ModelConfig llama_like(const Settings& config) {
+ModelConfig llama_like(const Settings& config, const Defaults& otherwise) {
   ModelConfig model;
   model.names = llama_names();
   model.vocab = config.size("vocab_size");
@@ -97,23 +114,25 @@ ModelConfig llama_like(const Settings& config) {
   model.layers = config.size("num_hidden_layers");
   model.heads = config.size("num_attention_heads");
   model.kv_heads = config.size_or("num_key_value_heads", model.heads, 1);
-  model.head_size = config.size_or("head_dim", model.hidden / model.heads, 1);
+  model.head_size = config.size_or("head_dim", otherwise.head_size > 0 ? otherwise.head_size : model.hidden / model.heads, 1);
   model.intermediate = config.size("intermediate_size");
   model.context = config.size("max_position_embeddings");
-  model.norm_eps = config.get<float>("rms_norm_eps", 1e-6f);
+  model.norm_eps = config.get<float>("rms_norm_eps", otherwise.norm_eps);
   model.activation = activation_of(config, config.has("hidden_activation") ? "hidden_activation" : "hidden_act", "silu");
-  model.rope = read_rope(config, config.section("rope_parameters"), model, 10000);
+  model.rope = read_rope(config, config.section("rope_parameters"), model, otherwise);
   return model;
 }
+
+ModelConfig llama(const Settings& config) { return llama_like(config, {}); }
 
 ModelConfig mistral(const Settings& config) {
-  auto model = llama_like(config);
-  model.window = config.size_or("sliding_window", 0);
+  auto model = llama_like(config, {});
+  model.window = window_size(config, 4096);
   return model;
 }
 
-ModelConfig qwen2(const Settings& config) {
-  auto model = llama_like(config);
+ModelConfig qwen2_like(const Settings& config, const Defaults& otherwise) {
+  auto model = llama_like(config, otherwise);
   read_window(config, config.get<bool>("use_sliding_window", false), model);
   if (model.window == 0 || config.has("layer_types")) return model;
   const auto first = config.size_or("max_window_layers", 28);  // configs of before layer_types
@@ -121,12 +140,16 @@ ModelConfig qwen2(const Settings& config) {
   return model;
 }
 
-ModelConfig qwen3(const Settings& config) {
-  auto model = qwen2(config);
+ModelConfig qwen2(const Settings& config) { return qwen2_like(config, {}); }
+
+ModelConfig qwen3_like(const Settings& config, const Defaults& otherwise) {
+  auto model = qwen2_like(config, otherwise);
   model.names.q_norm = "model.layers.{}.self_attn.q_norm";
   model.names.k_norm = "model.layers.{}.self_attn.k_norm";
   return model;
 }
+
+ModelConfig qwen3(const Settings& config) { return qwen3_like(config, {.head_size = 128}); }
 
 void qwen_experts(const Settings& config, ModelConfig& model) {
   const std::string mlp = "model.layers.{}.mlp.";
@@ -162,7 +185,7 @@ ModelConfig qwen2_moe(const Settings& config) {
 }
 
 ModelConfig qwen3_moe(const Settings& config) {
-  auto model = qwen3(config);
+  auto model = qwen3_like(config, {});
   qwen_experts(config, model);
   model.experts.shared_intermediate = 0;
   model.windowed.clear();  // the family knows no kinds of layers: all have the window
@@ -170,8 +193,8 @@ ModelConfig qwen3_moe(const Settings& config) {
 }
 
 ModelConfig mixtral(const Settings& config) {
-  auto model = mistral(config);
-  model.norm_eps = config.get<float>("rms_norm_eps", 1e-5f);
+  auto model = llama_like(config, {.norm_eps = 1e-5f, .theta = 1e6});
+  model.window = config.size_or("sliding_window", 0);
   model.experts.experts = config.size("num_local_experts");
   model.experts.chosen = config.size("num_experts_per_tok");
   model.experts.intermediate = model.intermediate;
@@ -215,28 +238,33 @@ ModelConfig gpt2(const Settings& config) {
   return model;
 }
 
-void gemma_common(const Settings& config, ModelConfig& model) {
+ModelConfig gemma_like(const Settings& config, const std::string& activation) {
+  auto model = llama_like(config, {.head_size = 256});
   model.norm_offset = 1;
   model.embedding_scale = std::sqrt(static_cast<float>(model.hidden));
-  model.activation = activation_of(config, config.has("hidden_activation") ? "hidden_activation" : "hidden_act", "gelu_pytorch_tanh");
-}
-
-ModelConfig gemma(const Settings& config) {
-  auto model = llama_like(config);
-  gemma_common(config, model);
-  model.activation = Gate::gelu_tanh;  // whatever hidden_act says: the first configs named the wrong one
+  model.activation = activation_of(config, activation, "gelu_pytorch_tanh");
   return model;
 }
 
+ModelConfig gemma(const Settings& config) {
+  auto model = gemma_like(config, "hidden_act");
+  if (model.activation == Gate::gelu) model.activation = Gate::gelu_tanh;  // the first configs named the wrong one
+  return model;
+}
+
+/// A number, none where null is said.
+float cap_of(const Settings& config, const std::string& key, float otherwise) {
+  return config.get<float>(key, says(config, key) ? 0 : otherwise);
+}
+
 ModelConfig gemma2(const Settings& config) {
-  auto model = llama_like(config);
-  gemma_common(config, model);
-  read_window(config, true, model);
+  auto model = gemma_like(config, "hidden_activation");
+  read_window(config, true, model, 4096);
   if (model.windowed.empty())
     for (std::int64_t i = 0; i < model.layers; ++i) model.windowed.push_back(i % 2 == 0);
   model.attention_scale = 1 / std::sqrt(config.get<float>("query_pre_attn_scalar", 256));
-  model.attention_softcap = config.get<float>("attn_logit_softcapping", 0);
-  model.logit_softcap = config.get<float>("final_logit_softcapping", 0);
+  model.attention_softcap = cap_of(config, "attn_logit_softcapping", 50);
+  model.logit_softcap = cap_of(config, "final_logit_softcapping", 30);
   model.names.post_attention_norm = "model.layers.{}.post_attention_layernorm";
   model.names.mlp_norm = "model.layers.{}.pre_feedforward_layernorm";
   model.names.post_mlp_norm = "model.layers.{}.post_feedforward_layernorm";
@@ -245,6 +273,8 @@ ModelConfig gemma2(const Settings& config) {
 
 ModelConfig gemma3(const Settings& config) {
   auto model = gemma2(config);
+  model.attention_softcap = 0;  // this family has none, whatever the file says
+  model.logit_softcap = cap_of(config, "final_logit_softcapping", 0);
   if (config.get<bool>("use_bidirectional_attention", false)) config.fail("use_bidirectional_attention", "not built; only false is");
   if (!config.has("layer_types")) {  // configs of before it
     const auto pattern = config.size_or("sliding_window_pattern", 6, 1);
@@ -255,11 +285,11 @@ ModelConfig gemma3(const Settings& config) {
   const auto parameters = config.section("rope_parameters");
   model.has_local_rope = true;
   if (parameters.has("full_attention")) {
-    model.rope = read_rope(config, parameters.section("full_attention"), model, 1e6);
-    model.local_rope = read_rope(config, parameters.section("sliding_attention"), model, 1e4);
+    model.rope = read_rope(config, parameters.section("full_attention"), model, {.theta = 1e6});
+    model.local_rope = read_rope(config, parameters.section("sliding_attention"), model, {.theta = 1e4});
     return model;
   }
-  model.rope = read_rope(config, parameters, model, 1e6);
+  model.rope = read_rope(config, parameters, model, {.theta = 1e6});
   model.local_rope = model.rope;
   model.local_rope.kind = RopeKind::plain;
   model.local_rope.theta = config.get<double>("rope_local_base_freq", 1e4);
@@ -267,7 +297,8 @@ ModelConfig gemma3(const Settings& config) {
 }
 
 ModelConfig phi3(const Settings& config) {
-  auto model = mistral(config);
+  auto model = llama_like(config, {.norm_eps = 1e-5f, .rotary_part = 1});
+  model.window = config.size_or("sliding_window", 0);
   model.names.q = model.names.k = model.names.v = "";
   model.names.qkv = "model.layers.{}.self_attn.qkv_proj";
   model.names.gate = model.names.up = "";
@@ -276,7 +307,7 @@ ModelConfig phi3(const Settings& config) {
 }
 
 ModelConfig phi(const Settings& config) {
-  auto model = llama_like(config);
+  auto model = llama_like(config, {.rotary_part = 0.5});
   if (config.get<bool>("qk_layernorm", false)) config.fail("qk_layernorm", "not built; only false is");
   model.norm = NormKind::layer;
   model.norm_eps = config.get<float>("layer_norm_eps", 1e-5f);
@@ -292,9 +323,9 @@ ModelConfig phi(const Settings& config) {
 
 const std::map<std::string, ModelConfig (*)(const Settings&)>& families() {
   static const std::map<std::string, ModelConfig (*)(const Settings&)> all = {
-      {"llama", llama_like}, {"mistral", mistral}, {"qwen2", qwen2},         {"qwen3", qwen3},
-      {"gpt2", gpt2},        {"mixtral", mixtral}, {"qwen2_moe", qwen2_moe}, {"qwen3_moe", qwen3_moe},
-      {"gemma", gemma},      {"gemma2", gemma2},   {"gemma3_text", gemma3},  {"phi3", phi3},
+      {"llama", llama}, {"mistral", mistral}, {"qwen2", qwen2},         {"qwen3", qwen3},
+      {"gpt2", gpt2},   {"mixtral", mixtral}, {"qwen2_moe", qwen2_moe}, {"qwen3_moe", qwen3_moe},
+      {"gemma", gemma}, {"gemma2", gemma2},   {"gemma3_text", gemma3},  {"phi3", phi3},
       {"phi", phi}};
   return all;
 }
