@@ -18,6 +18,7 @@ _HOME = {
     "DeepSpeedConfigError": ("unshard", "ConfigError"),
     "OnDevice": ("unshard.on_device", "OnDevice"),
     "InferenceEngine": ("unshard.inference.injected", "InferenceEngine"),
+    "default_inference_config": ("unshard.inference.injected", "default_inference_config"),
     "init_inference": ("unshard.inference.injected", "init_inference"),
     "initialize": ("deepspeed._start", "initialize"),
     "init_distributed": ("deepspeed.comm.comm", "init_distributed"),

@@ -33,7 +33,7 @@ MODULES = {
 # {module: names in it}
 NAMES = {
     "deepspeed": "DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer "
-                 "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule default_inference_config "
+                 "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule "
                  "replace_transformer_layer revert_transformer_layer set_autotp_mode tp_model_init",
     "deepspeed.checkpointing": "CheckpointFunction",
     "deepspeed.runtime.utils": "CheckOverflow PartitionedTensor",

@@ -3,6 +3,7 @@ import deepspeed
 import pytest
 import ranks
 import torch
+import transformers
 from inference_models import save_tiny, smollm2_path
 
 FAMILIES = ["llama", "gpt2", "qwen3_moe", "phi"]
@@ -118,12 +119,69 @@ def test_without_kernels_the_module_runs_in_the_dtype(tmp_path):
     assert deepspeed.init_inference(plain, dtype="fp32")(torch.ones(1, 3)).shape == (1, 2)
 
 
+@pytest.mark.parametrize("keywords", [
+    {"enable_cuda_graph": True}, {"zero": {"stage": 3}}, {"triangular_masking": False}, {"base_dir": "a"}, {"set_empty_params": True},
+    {"training_mp_size": 2}, {"checkpoint_config": {"checkpoint_dir": None}}, {"quant": {"enabled": False}}, {"transposed_mode": True},
+    {"injection_policy": {torch.nn.Linear: "0"}}, {"dtype": "bfloat"}])
+def test_keys_that_only_deepspeeds_kernels_read_change_nothing_without_them(keywords):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    engine = deepspeed.init_inference(module, **{"dtype": torch.float32, **keywords})
+    assert torch.equal(engine(torch.ones(1, 2).to(engine.settings.dtype)), module(torch.ones(1, 2).to(engine.settings.dtype)))
+
+
+def test_without_kernels_the_modules_mode_stays_and_generate_is_there_where_it_has_one(tmp_path):
+    plain = deepspeed.init_inference(torch.nn.Sequential(torch.nn.Dropout(0.5)), dtype=torch.float32)
+    assert plain.module.training and (plain(torch.ones(1000)) == 0).any()
+    assert not hasattr(plain, "generate") and plain.mp_group is None and not plain.is_compiled
+    engine = deepspeed.init_inference(save_tiny("llama", tmp_path), dtype=torch.float32, max_out_tokens=6)
+    with pytest.raises(NotImplementedError, match="num_beams"):
+        engine.generate(ids(1, 5), generation_config=transformers.GenerationConfig(num_beams=2))
+    with pytest.raises(RuntimeError, match="7 tokens and max_out_tokens of init_inference is 6"):
+        engine.generate(input_ids=ids(1, 7))
+    assert engine.generate(input_ids=ids(1, 6), max_new_tokens=3, do_sample=False).shape == (1, 9)
+
+
+def test_the_time_of_forwards():
+    engine = deepspeed.init_inference(torch.nn.Linear(2, 2), dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="profile_model_time"):
+        engine.model_times()
+    engine.profile_model_time(use_cuda_events=False)
+    for _ in range(2):
+        engine(torch.ones(2))
+    assert len(engine.model_times()) == 2 and engine.model_times() == []
+
+
+def whole_on_each(rank, world, folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    engine = deepspeed.init_inference(model, dtype=torch.float32, tensor_parallel={"tp_size": world})
+    wanted = model.generate(ids(2, 9), max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
+    torch.manual_seed(rank)
+    engine = deepspeed.init_inference(model, dtype=torch.float32, mp_size=world)
+    drawn = engine.generate(ids(2, 9), max_new_tokens=4, do_sample=True, pad_token_id=0).tolist()
+    return engine.generate(ids(2, 9), max_new_tokens=4, do_sample=False, pad_token_id=0).tolist() == wanted, drawn
+
+
+def test_without_kernels_every_rank_computes_the_whole_module(tmp_path):
+    save_tiny("llama", tmp_path)
+    (same, drawn), (same_too, drawn_too) = ranks.run_ranks(2, whole_on_each, str(tmp_path), limit=90)
+    assert same and same_too and drawn == drawn_too
+
+
+def test_the_defaults_are_settings():
+    defaults = deepspeed.default_inference_config()
+    assert defaults["dtype"] == torch.float16 and defaults["max_out_tokens"] == 1024
+    deepspeed.init_inference(torch.nn.Linear(2, 2), {**defaults, "dtype": torch.float32})
+
+
 @pytest.mark.parametrize("config, keywords, error, says", [
     ({"dtype": "fp32"}, {"dtype": "bf16"}, ValueError, "say it once"),
     ({"replace_with_kernel_injection": True}, {}, ValueError, "did you mean"),
     ({}, {"dtype": "fp64"}, ValueError, "fp64"), ({"quant": {"enabled": True}}, {}, NotImplementedError, "quant"),
     ({}, {"mp_size": 2, "tensor_parallel": {"tp_size": 4}}, ValueError, "mp_size"),
-    ({}, {"tp": {"tp_size": 2}}, NotImplementedError, "AutoTP"),
+    ({}, {"tp": {"tp_size": 2}}, ValueError, "tp_size is 2 and there are 1 ranks"),
+    ({}, {"injection_policy": {torch.nn.Linear: ("attention.dense",)}}, ValueError, "'attention.dense'"),
+    ({}, {"injection_policy": {torch.nn.Linear: ("weight",)}, "replace_with_kernel_inject": True}, ValueError, "give one of them"),
+    ({}, {"triangular_masking": False, "replace_with_kernel_inject": True}, NotImplementedError, "triangular_masking"),
     ({}, {"replace_with_kernel_inject": True}, ValueError, "Hugging Face"), (3, {}, ValueError, "int"),
 ])
 def test_wrong_settings_are_named(config, keywords, error, says):
@@ -137,7 +195,6 @@ def test_as_many_ranks_as_tp_size_are_needed(tmp_path):
 
 
 def of_rank(rank, world, folder):
-    import transformers
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     engine = injected(model, tensor_parallel={"tp_size": world})
     tokens = ids(2, 12)

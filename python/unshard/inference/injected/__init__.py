@@ -1,8 +1,8 @@
 """`deepspeed.init_inference`: a Hugging Face module whose forward and generate() run on the inference engine."""
-from unshard.inference.injected.settings import InferenceSettings, merged
+from unshard.inference.injected.settings import InferenceSettings, default_inference_config, merged
 from unshard.inference.injected.wrapper import InferenceEngine
 
-__all__ = ["InferenceEngine", "InferenceSettings", "init_inference"]
+__all__ = ["InferenceEngine", "InferenceSettings", "default_inference_config", "init_inference"]
 
 
 def init_inference(model, config=None, **keywords):

@@ -2,20 +2,27 @@
 import dataclasses
 import difflib
 import json
+import types
 
 import torch
 
+from unshard.loggers import logger
+
 _DTYPES = {"fp32": torch.float32, "float32": torch.float32, "float": torch.float32, "bf16": torch.bfloat16,
-           "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16, "half": torch.float16, "int8": torch.int8}
+           "bfloat16": torch.bfloat16, "bfloat": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
+           "int8": torch.int8}
 _ALIASES = {"kernel_inject": "replace_with_kernel_inject", "tp": "tensor_parallel", "tm": "triangular_masking",
             "max_tokens": "max_out_tokens", "min_tokens": "min_out_tokens", "ckpt_config": "checkpoint_config",
             "injection_dict": "injection_policy", "args": "config", "expert_group": "ep_group", "expert_mp_group": "ep_mp_group"}
-# Values that ask for nothing, or for what happens anyway. Another value of a key of the first table is an error.
-_ONLY = {"enable_cuda_graph": (False,), "use_triton": (False,), "zero": ({}, None), "moe": ({}, False, None), "quant": ({}, None),
-         "checkpoint": (None,), "base_dir": ("",), "set_empty_params": (False,), "save_mp_checkpoint_path": (None,),
-         "checkpoint_config": ({}, None), "training_mp_size": (1,), "injection_policy": (None, {}), "injection_policy_tuple": (None,),
-         "mpu": (None,), "ep_size": (1,), "ep_group": (None,), "ep_mp_group": (None,), "triangular_masking": (True,),
-         "transposed_mode": (False,)}
+# Values that ask for nothing, or for what happens anyway. Another value of a key of this table is an error.
+_ONLY = {"use_triton": (False,), "moe": ({}, False, None), "quant": ({}, {"enabled": False}, None), "checkpoint": (None,),
+         "save_mp_checkpoint_path": (None,), "injection_policy_tuple": (None,), "mpu": (None,), "ep_size": (1,), "ep_group": (None,),
+         "ep_mp_group": (None,)}
+# Of DeepSpeed's kernels and of checkpoints that it loads: another value is an error with kernels, and warned of without.
+_OF_KERNELS = {"triangular_masking": (True,), "transposed_mode": (False,), "training_mp_size": (1,), "set_empty_params": (False,),
+               "base_dir": ("",), "checkpoint_config": ({}, None)}
+# Ways of computing the same; another value than these is warned of.
+_SAME_NUMBERS = {"enable_cuda_graph": (False,), "zero": ({}, None)}
 _WITHOUT_EFFECT = {"triton_autotune", "keep_module_on_host", "return_tuple", "replace_method", "config", "moe_experts", "moe_type",
                    "min_out_tokens"}
 
@@ -25,7 +32,13 @@ class InferenceSettings:
     dtype: torch.dtype = torch.float16             # DeepSpeed's default
     tp_size: int = 1
     kernels: bool = False                          # replace_with_kernel_inject
-    max_out_tokens: int = 1024                     # tokens of prompt and output together, at least; the model's context bounds it
+    max_out_tokens: int = 1024
+    input_limit: int | None = None                 # max_out_tokens where it is said: generate() takes no longer input
+    injection_policy: dict = dataclasses.field(default_factory=dict)         # {class of module: names of its last linear layers}
+
+    # DeepSpeed's names of the same.
+    replace_with_kernel_inject = property(lambda self: self.kernels)
+    tensor_parallel = property(lambda self: types.SimpleNamespace(enabled=True, tp_size=self.tp_size))
 
     @classmethod
     def of(cls, given):
@@ -40,12 +53,13 @@ class InferenceSettings:
         settings.dtype = _dtype(values.pop("dtype", torch.float16))
         settings.kernels = _boolean(values.pop("replace_with_kernel_inject", False), "replace_with_kernel_inject")
         settings.tp_size = _tp_size(values.pop("tensor_parallel", {}), values.pop("mp_size", None))
-        settings.max_out_tokens = _count(values.pop("max_out_tokens", 1024), "max_out_tokens")
+        settings.max_out_tokens = _count(values.get("max_out_tokens"), "max_out_tokens", 1024)
+        settings.input_limit = values.pop("max_out_tokens", None)
+        settings.injection_policy = values.pop("injection_policy", None) or {}
+        if settings.injection_policy and settings.kernels:
+            raise ValueError("[init_inference] injection_policy and replace_with_kernel_inject=True: give one of them")
         for key, value in values.items():
-            _check_rest(key, value)
-        if settings.tp_size > 1 and not settings.kernels:
-            raise NotImplementedError("[init_inference] tensor_parallel without replace_with_kernel_inject=True (AutoTP) isn't built; "
-                                      "set it, or tp_size to 1")
+            _check_rest(key, value, settings.kernels)
         return settings
 
 
@@ -63,14 +77,33 @@ def merged(config, keywords):
     return {**config, **keywords}
 
 
-def _check_rest(key, value):
-    if key in _ONLY and value not in _ONLY[key]:
+def default_inference_config():
+    """DeepSpeed's keys and defaults, as a dict of your own."""
+    return {**{key: allowed[0] for key, allowed in {**_ONLY, **_OF_KERNELS, **_SAME_NUMBERS}.items()}, "dtype": torch.float16,
+            "replace_with_kernel_inject": False, "tensor_parallel": {"enabled": True, "tp_size": 1}, "mp_size": 1, "max_out_tokens": 1024,
+            "min_out_tokens": 1, "injection_policy": None, "triton_autotune": False, "keep_module_on_host": False, "return_tuple": True,
+            "replace_method": "auto", "config": None, "moe_experts": [1], "moe_type": "standard", "zero": {}, "moe": {}, "quant": {},
+            "checkpoint_config": {}}
+
+
+def _check_rest(key, value, kernels):
+    if (key in _ONLY and value not in _ONLY[key]) or (kernels and key in _OF_KERNELS and not _asks_nothing(key, value)):
         raise NotImplementedError(f"[init_inference] {key}={value!r} isn't built; leave it out")
+    if key in _OF_KERNELS or key in _SAME_NUMBERS:
+        if not _asks_nothing(key, value):
+            logger.warning(f"[init_inference] {key}={value!r} has no effect here: the same is computed without it")
+        return
     if key in _ONLY or key in _WITHOUT_EFFECT:
         return
-    known = [*_ONLY, *_WITHOUT_EFFECT, *_ALIASES, "dtype", "tensor_parallel", "mp_size", "replace_with_kernel_inject", "max_out_tokens"]
+    known = [*_ONLY, *_OF_KERNELS, *_SAME_NUMBERS, *_WITHOUT_EFFECT, *_ALIASES, "injection_policy", "dtype", "tensor_parallel", "mp_size",
+             "replace_with_kernel_inject", "max_out_tokens"]
     near = difflib.get_close_matches(key, known, 1)
     raise ValueError(f"[init_inference] there is no key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+
+
+def _asks_nothing(key, value):
+    empty = isinstance(value, dict) and not any(value.values())                 # {"checkpoint_dir": None}, {"stage": 0}
+    return empty or value in {**_OF_KERNELS, **_SAME_NUMBERS}[key]
 
 
 def _dtype(value):
@@ -86,7 +119,9 @@ def _boolean(value, key):
     return value
 
 
-def _count(value, key):
+def _count(value, key, otherwise=1):
+    if value is None:
+        return otherwise
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"[init_inference] {key} is {value!r}; a whole number of at least 1 is wanted")
     return value

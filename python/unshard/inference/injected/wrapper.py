@@ -3,12 +3,14 @@ import contextlib
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from unshard.inference.injected import generation, unchanged
+from unshard.loggers import logger
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 _NO_MATTER = ("use_cache", "return_dict")          # of forward: no cache and no tuple comes back
@@ -17,15 +19,18 @@ _CACHE_TOKENS = 16384                              # at least; more where the mo
 
 
 class InferenceEngine(torch.nn.Module):
-    """Callable like the module it wraps. `.module`: that module. `generate()`: transformers', for one beam. Unknown attributes are the
-    module's. destroy() (or dropping it) frees the engine's memory and threads."""
+    """Callable like the module it wraps. `.module`: that module. `generate()`, where it has one: transformers', for one beam. Unknown
+    attributes are the module's. destroy() (or dropping it) frees the engine's memory and threads.
+
+    profile_model_time() and model_times(): how many milliseconds each forward took since. is_compiled: whether compile() was called."""
 
     def __init__(self, module, settings):
         super().__init__()
         if not isinstance(module, torch.nn.Module):
             raise ValueError(f"[init_inference] model is {type(module).__name__}; a torch.nn.Module is wanted")
-        self.settings = settings
-        self._kernels = None
+        self.settings = self._config = settings
+        self.mp_group, self.is_compiled = None, False
+        self._kernels = self._times = None
         if settings.kernels:
             self.module = module.eval()
             self._kernels = _Kernels(module, settings)
@@ -33,7 +38,12 @@ class InferenceEngine(torch.nn.Module):
         else:
             if settings.dtype == torch.int8:
                 raise NotImplementedError("[init_inference] dtype int8 needs replace_with_kernel_inject=True")
-            self.module = module.eval().to(settings.dtype)
+            self.module = module.to(settings.dtype)                # its mode stays: who wants dropout left out says eval()
+            _check_policy(module, settings.injection_policy)
+            if settings.tp_size > 1:
+                self.mp_group = _same_on_all(settings.tp_size)
+        if hasattr(module, "generate"):
+            self.generate = self._generate
 
     def __getattr__(self, name):
         try:
@@ -43,13 +53,35 @@ class InferenceEngine(torch.nn.Module):
 
     def forward(self, *arguments, **keywords):
         """With kernels: (input_ids, attention_mask=None) -> CausalLMOutput with `logits`, [batch, tokens, vocabulary], 0 for padding."""
-        if self._kernels is None:
-            return self.module(*arguments, **keywords)
-        return self._kernels.forward(*arguments, **keywords)
+        begin = time.perf_counter()
+        found = (self.module if self._kernels is None else self._kernels.forward)(*arguments, **keywords)
+        if self._times is not None:
+            self._times.append(1e3 * (time.perf_counter() - begin))
+        return found
 
-    def generate(self, *arguments, **keywords):
+    def profile_model_time(self, use_cuda_events=True):
+        self._times = [] if self._times is None else self._times
+
+    def model_times(self):
+        """Of the forwards since the last call. Raises RuntimeError where profile_model_time() wasn't called."""
+        if self._times is None:
+            raise RuntimeError("[init_inference] model_times() before profile_model_time(): nothing was measured")
+        found, self._times = self._times, []
+        return found
+
+    def compile(self, backend="inductor", compile_kwargs=None):
+        if self._kernels is None and not self.is_compiled:
+            self.module.compile(backend=backend, **(compile_kwargs or {}))
+            self.is_compiled = True
+
+    def _generate(self, *arguments, **keywords):
+        given, most = keywords.get("input_ids"), self.settings.input_limit
+        if most is not None and given is not None and given.shape[-1] > most:
+            raise RuntimeError(f"[generate] the input has {given.shape[-1]} tokens and max_out_tokens of init_inference is {most}; "
+                               "set it higher")
         if self._kernels is None:
-            if (keywords.get("num_beams") or 1) > 1:
+            beams = keywords.get("num_beams") or getattr(keywords.get("generation_config"), "num_beams", 1)
+            if (beams or 1) > 1:
                 raise NotImplementedError("[generate] num_beams above 1 isn't built; use num_beams=1, or engine.module.generate()")
             return self.module.generate(*arguments, **keywords)
         return self._kernels.generate(*arguments, **keywords)
@@ -57,6 +89,34 @@ class InferenceEngine(torch.nn.Module):
     def destroy(self):
         if self._kernels is not None:
             self._finalizer()
+
+
+def _check_policy(module, policy):
+    """Raises ValueError for what names no layer of this module: on one rank, or whole on each, that is all an injection policy does."""
+    names = [name for name, _ in module.named_modules()]
+    for kind, layers in policy.items():
+        if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
+            raise ValueError(f"[init_inference] injection_policy: {kind!r} isn't a class of modules")
+        for layer in (layers,) if isinstance(layers, str) else layers:
+            if not any(name.endswith(layer) for name in names):
+                raise ValueError(f"[init_inference] injection_policy: the module has no layer whose name ends with '{layer}'")
+
+
+def _same_on_all(tp_size):
+    """Without kernels each rank computes the whole module; the group of the ranks, whose random draws are rank 0's from now on."""
+    from unshard import distributed
+    distributed.init_distributed()
+    if dist.get_world_size() < tp_size:
+        raise ValueError(f"[init_inference] tp_size is {tp_size} and there are {dist.get_world_size()} ranks; start as many: "
+                         f"unshard run --num_gpus {tp_size} SCRIPT")
+    if dist.get_rank() == 0:
+        logger.warning(f"[init_inference] tensor_parallel.tp_size {tp_size} without replace_with_kernel_inject=True: modules aren't split "
+                       "(AutoTP isn't built), each rank holds and computes the whole one. The results are the same; memory and time a rank "
+                       "are those of one rank")
+    state = [torch.get_rng_state()]
+    dist.broadcast_object_list(state, src=0)
+    torch.set_rng_state(state[0])
+    return dist.new_group(list(range(tp_size)))
 
 
 @contextlib.contextmanager
