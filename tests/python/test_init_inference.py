@@ -42,9 +42,15 @@ def test_padding_on_the_left_and_ends_of_different_lengths(tmp_path):
     end = int(ends[0, 20 + 4])                     # what the first row generates fifth ends rows here, so that they end at different places
     engine = injected(model)
     for more in ({}, {"eos_token_id": end}, {"eos_token_id": [end, 7], "min_new_tokens": 8}, {"repetition_penalty": 1.5},
-                 {"max_new_tokens": None, "max_length": 26}):
+                 {"max_new_tokens": None, "max_length": 26}, {"eos_token_id": -1}, {"eos_token_id": [5000, end]}):
         options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **more}
         assert engine.generate(tokens, **options).tolist() == model.generate(tokens, **options).tolist(), more
+    empty = {"streamer": None, "logits_processor": [], "stopping_criteria": transformers.StoppingCriteriaList(), "synced_gpus": False,
+             "output_scores": True}
+    options = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(engine.generate(tokens, **options, **empty), engine.generate(tokens, **options))
+    with pytest.raises(ValueError, match="input_ids"):
+        engine.generate(tokens[:0])
     with pytest.raises(ValueError, match="padding on the left"):
         engine.generate(tokens, attention_mask=mask.flip(1), max_new_tokens=2)
     engine.destroy()
@@ -59,8 +65,9 @@ def test_sampling_follows_torchs_seed(tmp_path):
     torch.manual_seed(3)
     assert first.shape[0] == 6 and torch.equal(first, engine.generate(ids(2, 9), **options))
     assert not torch.equal(first, engine.generate(ids(2, 9), **options))
-    greedy = engine.generate(ids(2, 9), max_new_tokens=10, do_sample=True, top_k=1, pad_token_id=0)
-    assert greedy.tolist() == engine.generate(ids(2, 9), max_new_tokens=10, do_sample=False, pad_token_id=0).tolist()
+    for one in ({"top_k": 1, "top_p": 1.5}, {"top_p": 0.0}):
+        greedy = engine.generate(ids(2, 9), max_new_tokens=10, do_sample=True, pad_token_id=0, **one)
+        assert greedy.tolist() == engine.generate(ids(2, 9), max_new_tokens=10, do_sample=False, pad_token_id=0).tolist()
     engine.destroy()
 
 

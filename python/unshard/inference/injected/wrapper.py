@@ -248,7 +248,7 @@ class _Kernels:
         ids = inputs if inputs is not None else input_ids
         config = generation.generation_config(self._generation_owner, generation_config, keywords)
         prompts = generation.prompts_of(ids, attention_mask)
-        requests = [generation.request_options(config, ids.shape[1], len(prompt), self._context) for prompt in prompts]
+        requests = [generation.request_options(config, ids.shape[1], len(prompt), self._context, self._vocab) for prompt in prompts]
         answers = self._shared(lambda: self._answers(prompts, requests))
         ends = generation.as_list(config.eos_token_id)
         pad = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
