@@ -28,7 +28,7 @@ MODULES = {
     "deepspeed.runtime.zero": "config contiguous_memory_allocator leaf_module_config linear mics muon offload_states "
                               "parameter_offload partitioned_param_coordinator partitioned_param_profiler utils",
     "deepspeed.utils": "bwc comms_logging config debug exceptions mixed_precision_linkage numa nvtx "
-                       "torch types zero_to_torch",
+                       "torch types",
 }
 # {module: names in it}
 NAMES = {

@@ -118,6 +118,22 @@ def test_the_script_beside_a_checkpoint_makes_the_same_files_as_the_functions(tm
     assert done.stdout.splitlines()[-1] == "out: pytorch_model.bin"
 
 
+def test_the_second_script_writes_the_weights_in_the_dtype_that_is_asked_for(tmp_path):
+    _, weights, _ = write(tmp_path / "c")
+    for name in ("zero_to_fp32", "zero_to_torch"):
+        shutil.copy(SCRIPT.with_name(f"{name}_script.py"), tmp_path / "c" / f"{name}.py")
+    for dtype, kind in (("bf16", torch.bfloat16), ("float16", torch.float16)):
+        done = subprocess.run([sys.executable, "zero_to_torch.py", ".", "out", "--dtype", dtype], cwd=tmp_path / "c", capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done
+        consolidate.convert_zero_checkpoint_to_state_dict(tmp_path / "c", tmp_path / "again", dtype=kind)
+        wanted = {name: value.to(kind) if value.is_floating_point() else value for name, value in wanted_fp32(weights).items()}
+        for folder in (tmp_path / "c" / "out", tmp_path / "again"):
+            assert same(torch.load(folder / "pytorch_model.bin", weights_only=True), wanted)
+    with pytest.raises(ValueError, match="dtype 'int8' isn't one of"):
+        consolidate.convert_zero_checkpoint_to_state_dict(tmp_path / "c", tmp_path / "none", dtype="int8")
+
+
 def stored(tensors):
     """Bytes of tensors, those that share memory counted once."""
     return sum({t.data_ptr(): t.nbytes for t in tensors.values()}.values())

@@ -121,7 +121,7 @@ assert again is later and not isinstance(1, later) and "{module}.{name}" in repr
 @pytest.mark.parametrize("statement, named", [
     ("import deepspeed.pipe", "deepspeed.pipe"), ("from deepspeed.pipe import PipelineModule", "deepspeed.pipe"),
     ("from deepspeed.moe import layer", "deepspeed.moe.layer"), ("import deepspeed.moe.layer", "deepspeed.moe.layer"),
-    ("from deepspeed.utils.zero_to_torch import main", "deepspeed.utils.zero_to_torch"),
+    ("from deepspeed.utils.numa import get_numactl_cmd", "deepspeed.utils.numa"),
     ("import deepspeed.ops.muon", "deepspeed.ops.muon"),
     ("import deepspeed.checkpoint.constants", "deepspeed.checkpoint.constants"),
     ("import deepspeed.profiling", "deepspeed.profiling"),

@@ -4,8 +4,10 @@ import glob
 import os
 import re
 
+import torch
+
 from unshard.checkpoint.opening import open_checkpoint
-from unshard.checkpoint.zero_to_fp32_script import lazy_state_dict, loaded, write_state_dict
+from unshard.checkpoint.zero_to_fp32_script import lazy_state_dict, loaded, output_dtype, write_state_dict
 
 
 def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_frozen_parameters=False, lazy_mode=False):
@@ -14,12 +16,20 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     return state if lazy_mode else loaded(state)
 
 
+def convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, dtype=torch.float32, max_shard_size="5GB", safe_serialization=False,
+                                          tag=None, exclude_frozen_parameters=False, progress=None):
+    """Write the weights in `dtype` (or its name) to `output_dir`: pytorch_model.bin or model.safetensors, in shards with an index where
+    larger. Returns the names of the files. Memory: the largest tensor."""
+    dtype = output_dtype(dtype)
+    state = lazy_state_dict(open_checkpoint(checkpoint_dir, tag), exclude_frozen_parameters, dtype)
+    return write_state_dict(state, os.fspath(output_dir), max_shard_size, safe_serialization, progress=progress)
+
+
 def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_shard_size="5GB", safe_serialization=False, tag=None,
                                                exclude_frozen_parameters=False, progress=None):
-    """Write the weights in fp32 to `output_dir`: pytorch_model.bin or model.safetensors, in shards with an index where larger. Returns
-    the names of the files. Memory: the largest tensor."""
-    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode=True)
-    return write_state_dict(state, os.fspath(output_dir), max_shard_size, safe_serialization, progress=progress)
+    """The same in fp32."""
+    return convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, torch.float32, max_shard_size, safe_serialization, tag,
+                                                 exclude_frozen_parameters, progress)
 
 
 def _files_of_deepspeed(checkpoint_dir, pattern, function):

@@ -163,8 +163,7 @@ def _config(source):
     return config
 
 
-def main(argv=None):
-    """`python -m deepspeed.checkpoint.ds_to_universal`."""
+def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(prog="ds_to_universal", description="Convert a checkpoint to DeepSpeed's universal layout.")
     parser.add_argument("--input_folder", required=True, help="a tag's folder, e.g. checkpoints/global_step10")
     parser.add_argument("--output_folder", required=True, help="the tag's folder to make")
@@ -172,12 +171,22 @@ def main(argv=None):
         parser.add_argument(f"--{name}", type=kind, default=1, help="accepted and not used: one pass reads and writes")
     for name in ("keep_temp_folder", "no_strict", "inject_missing_state"):
         parser.add_argument(f"--{name}", action="store_true", help="accepted and not needed")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """`python -m deepspeed.checkpoint.ds_to_universal`."""
+    arguments = parse_arguments(argv)
     try:
-        source = open_checkpoint(arguments.input_folder)
-        export_universal(source, arguments.output_folder, with_steps=source.contents["stage"] != 3)
+        convert(arguments)
     except (CheckpointError, OSError) as error:
         print(f"ds_to_universal: {error}", file=sys.stderr)
         return 1
-    print(f"{arguments.output_folder}: {len(source.names())} parameters in the universal layout")
     return 0
+
+
+def convert(arguments):
+    """What the command does, with its parsed arguments."""
+    source = open_checkpoint(arguments.input_folder)
+    export_universal(source, arguments.output_folder, with_steps=source.contents["stage"] != 3)
+    print(f"{arguments.output_folder}: {len(source.names())} parameters in the universal layout")

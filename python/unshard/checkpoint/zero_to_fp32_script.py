@@ -27,6 +27,8 @@ import torch
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
            "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+OUTPUT_DTYPE_NAMES = {"float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
+                      "bfloat16": torch.bfloat16, "bf16": torch.bfloat16}
 _STORAGES = {torch.float64: "DoubleStorage", torch.float32: "FloatStorage", torch.float16: "HalfStorage", torch.bfloat16: "BFloat16Storage",
              torch.int64: "LongStorage", torch.int32: "IntStorage", torch.int16: "ShortStorage", torch.int8: "CharStorage",
              torch.uint8: "ByteStorage", torch.bool: "BoolStorage", torch.complex64: "ComplexFloatStorage",
@@ -198,14 +200,22 @@ class LazyTensor:
         return self._load().contiguous()
 
 
-def lazy_state_dict(checkpoint, exclude_frozen=False):
-    """{name: LazyTensor} in fp32: buffers, weights, and tied names."""
+def output_dtype(dtype):
+    """The torch.dtype of a name as bf16 or torch.bfloat16, or of itself."""
+    found = OUTPUT_DTYPE_NAMES.get(dtype.lower().removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if found not in OUTPUT_DTYPE_NAMES.values():
+        raise ValueError(f"dtype {dtype!r} isn't one of {', '.join(sorted(OUTPUT_DTYPE_NAMES))}")
+    return found
+
+
+def lazy_state_dict(checkpoint, exclude_frozen=False, dtype=torch.float32):
+    """{name: LazyTensor} in `dtype`: buffers (those of whole numbers as they are), weights, and tied names."""
     state = {}
     for name, value in checkpoint.buffers().items():
-        value = value.float() if value.is_floating_point() else value
+        value = value.to(dtype) if value.is_floating_point() else value
         state[name] = LazyTensor(value.shape, lambda value=value: value, value.dtype)
     for name in checkpoint.names(exclude_frozen):
-        state[name] = LazyTensor(checkpoint.parameters[name]["shape"], lambda name=name: checkpoint.weight(name).float())
+        state[name] = LazyTensor(checkpoint.parameters[name]["shape"], lambda name=name: checkpoint.weight(name).to(dtype), dtype)
     for alias, name in checkpoint.shared.items():
         if name in state:
             state[alias] = LazyTensor(state[name].shape, state[name].contiguous, state[name].dtype, same_as=state[name])
@@ -424,11 +434,18 @@ def loaded(state):
     return {name: made[id(tensor.same_as or tensor)] for name, tensor in state.items()}
 
 
+def convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, dtype=torch.float32, max_shard_size="5GB", safe_serialization=False,
+                                          tag=None, exclude_frozen_parameters=False):
+    """Write a checkpoint's weights in `dtype` to `output_dir`: pytorch_model.bin or model.safetensors, sharded where larger."""
+    state = lazy_state_dict(Checkpoint(find_folder(checkpoint_dir, tag)), exclude_frozen_parameters, output_dtype(dtype))
+    return write_state_dict(state, output_dir, max_shard_size, safe_serialization, progress=_PrintedProgress())
+
+
 def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_shard_size="5GB", safe_serialization=False, tag=None,
                                                exclude_frozen_parameters=False):
-    """Write a checkpoint's weights in fp32 to `output_dir`: pytorch_model.bin or model.safetensors, sharded where larger."""
-    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode=True)
-    return write_state_dict(state, output_dir, max_shard_size, safe_serialization, progress=_PrintedProgress())
+    """Write a checkpoint's weights in fp32 to `output_dir`."""
+    return convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, torch.float32, max_shard_size, safe_serialization, tag,
+                                                 exclude_frozen_parameters)
 
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
@@ -450,10 +467,13 @@ class _PrintedProgress:
             print(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB written: {what}", flush=True)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description="Make one fp32 state dict of a checkpoint.")
+def main(argv=None, convert=convert_zero_checkpoint_to_state_dict, asks_dtype=False):
+    """The command. `convert`: what does it; `asks_dtype`: for zero_to_torch.py, whose weights are of the dtype that is asked for."""
+    parser = argparse.ArgumentParser(description=f"Make one state dict of a checkpoint{'' if asks_dtype else ', in fp32'}.")
     parser.add_argument("checkpoint_dir", help="the folder that holds the tags, e.g. path/checkpoint-12")
     parser.add_argument("output_dir", help="where pytorch_model.bin or model.safetensors is put, or their shards")
+    if asks_dtype:
+        parser.add_argument("--dtype", required=True, choices=sorted(OUTPUT_DTYPE_NAMES), help="of the weights")
     parser.add_argument("--max_shard_size", default="5GB", help="largest file; one tensor alone may be larger (default 5GB)")
     parser.add_argument("--safe_serialization", action="store_true", help="write safetensors, not torch's pickle")
     parser.add_argument("-t", "--tag", help="the checkpoint's tag, e.g. global_step1 (default: what `latest` says)")
@@ -461,13 +481,12 @@ def main(argv=None):
     parser.add_argument("-d", "--debug", action="store_true", help="show the whole trace of an error")
     arguments = parser.parse_args(argv)
     try:
-        files = convert_zero_checkpoint_to_fp32_state_dict(
-            arguments.checkpoint_dir, arguments.output_dir, arguments.max_shard_size, arguments.safe_serialization, arguments.tag,
-            arguments.exclude_frozen_parameters)
+        files = convert(arguments.checkpoint_dir, arguments.output_dir, arguments.dtype if asks_dtype else torch.float32,
+                        arguments.max_shard_size, arguments.safe_serialization, arguments.tag, arguments.exclude_frozen_parameters)
     except (CheckpointError, ValueError, OSError) as error:
         if arguments.debug:
             raise
-        print(f"zero_to_fp32: {error}", file=sys.stderr)
+        print(f"zero_to_{'torch' if asks_dtype else 'fp32'}: {error}", file=sys.stderr)
         return 1
     print(f"{arguments.output_dir}: {', '.join(files)}")
     return 0
