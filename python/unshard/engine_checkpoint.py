@@ -1,8 +1,10 @@
 """save_checkpoint and load_checkpoint of the engine."""
+import contextlib
 import json
 import math
 import os
 import shutil
+import stat
 
 import torch
 
@@ -11,7 +13,7 @@ from unshard.checkpoint.encoding import decode
 from unshard.core import CheckpointError, _core
 
 _STATE_TEXT, _STATE_TENSORS, _MANIFEST = "state.json", "state.safetensors", "manifest.json"
-_SCRIPT = "zero_to_fp32.py"
+_SCRIPTS = ("zero_to_fp32", "zero_to_torch")
 
 
 class EngineCheckpoint:
@@ -27,7 +29,8 @@ class EngineCheckpoint:
         Parameters
         ----------
         tag : str, optional
-            Default: global_step{N}. Ranks that give different ones are told (`checkpoint.tag_validation`); rank 0's counts.
+            Default: global_step{N}; epoch1/step20 is a folder in a folder. Ranks that give different ones are told
+            (`checkpoint.tag_validation`); rank 0's counts.
         client_state : dict
             Rank 0's is kept: numbers, text, tensors, arrays, containers of them (see unshard.checkpoint.encoding).
         exclude_frozen_parameters : bool
@@ -45,7 +48,7 @@ class EngineCheckpoint:
         rng = self._comm().all_gather_strings(python_state.rng_state())
         text, tensors = self._on_all("save_checkpoint", lambda: self._encoded(save_dir, client_state, rng))
         self._core.save(os.path.join(save_dir, tag), text, tensors, exclude_frozen=exclude_frozen_parameters, write_latest=save_latest,
-                        shared=self._shared_names())
+                        shared=self._shared_names(), latest_in=save_dir)
         return True
 
     def finish_save(self):
@@ -134,10 +137,11 @@ class EngineCheckpoint:
                 raise CheckpointError(f"{text}; give all ranks the same tag")
             if self.global_rank == 0:
                 _core.log_warning(0, f"{text}; '{tags[0]}' is used")
-        tag = tags[0]
-        if not tag or tag in (".", "..", "latest") or os.path.basename(tag) != tag or tag.endswith((".partial", ".former", ".deleted")):
-            raise ValueError(f"[save_checkpoint] tag '{tag}' can't be the name of a folder of its own")
-        return tag
+        parts = [part for part in tags[0].split("/") if part not in ("", ".")]       # epoch1/step20 is a folder in a folder
+        if (not parts or tags[0].startswith("/") or parts[0] == "latest" or ".." in parts
+                or any(part.endswith((".partial", ".former", ".deleted")) for part in parts)):
+            raise ValueError(f"[save_checkpoint] tag '{tags[0]}' can't be the name of a folder of its own")
+        return "/".join(parts)
 
     def _encoded(self, save_dir, client_state, rng):
         if self.global_rank != 0:
@@ -145,7 +149,7 @@ class EngineCheckpoint:
         encoded = python_state.encode_state(self, {} if client_state is None else client_state, rng)
         os.makedirs(save_dir, exist_ok=True)
         if self._config.zero.stage > 0:
-            _put_script(save_dir)
+            _put_scripts(save_dir)
         return encoded
 
     def _shared_names(self):
@@ -223,10 +227,13 @@ class EngineCheckpoint:
                 _core.log_warning(0, f"load_checkpoint: {what} {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
 
 
-def _put_script(save_dir):
-    """zero_to_fp32.py beside the checkpoints: whole weights of them without unshard."""
-    source = os.path.join(os.path.dirname(__file__), "checkpoint", "zero_to_fp32_script.py")
-    target = os.path.join(save_dir, _SCRIPT)
-    if os.path.isfile(source):
-        shutil.copyfile(source, target + ".tmp")
-        os.replace(target + ".tmp", target)
+def _put_scripts(save_dir):
+    """zero_to_fp32.py and zero_to_torch.py beside the checkpoints: whole weights of them without unshard."""
+    for name in _SCRIPTS:
+        source = os.path.join(os.path.dirname(__file__), "checkpoint", f"{name}_script.py")
+        target = os.path.join(save_dir, f"{name}.py")
+        if os.path.isfile(source):
+            shutil.copyfile(source, target + ".tmp")
+            with contextlib.suppress(PermissionError):       # a share without modes
+                os.chmod(target + ".tmp", os.stat(target + ".tmp").st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+            os.replace(target + ".tmp", target)

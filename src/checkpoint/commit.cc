@@ -87,8 +87,9 @@ void commit_or_throw(const std::string& directory, Manifest& manifest, const Com
   put_in_place(partial, directory);
   sync_path(parent);
   if (options.write_latest) {
-    write_text(parent + "/latest", fs::path(directory).filename().string());
-    sync_path(parent);
+    const auto above = options.latest_in.empty() ? parent : options.latest_in;
+    write_text(above + "/latest", fs::path(directory).lexically_relative(above).generic_string());
+    sync_path(above);
   }
   if (options.keep > 0) remove_old(parent, options.keep);
 }

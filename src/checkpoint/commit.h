@@ -23,7 +23,8 @@ void begin_save(const std::string& directory);
 void report_file(const std::string& directory, int rank, const FileRecord& record, const std::string& error);
 
 struct CommitOptions {
-  bool write_latest = false;                ///< `latest` in the parent folder names this one
+  bool write_latest = false;                ///< `latest` names this one
+  std::string latest_in;                    ///< the folder that `latest` lies in, this one's or above; empty: the parent
   int keep = 0;                             ///< remove all but the newest so many checkpoints of the parent folder; 0: keep all
   std::chrono::duration<double> limit{60};  ///< wait so long for the ranks' reports
   std::function<std::string()> lost;        ///< why some rank will never report; empty text: all are well. May be null

@@ -140,6 +140,7 @@ struct Engine::State {
   Counters counters;
   std::int64_t accumulation_steps = 1;
   std::int64_t micro_steps_since_boundary = 0;
+  bool told_of_save_within = false;  // an accumulation
   std::optional<bool> boundary_override;
   bool no_sync = false, destroyed = false, inference = false;
   bool half_loaded = false;     ///< see [Note: nothing half loaded]

@@ -21,6 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+fs::path folder_path(const std::string& text) {
+  auto path = fs::absolute(fs::path(text)).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();  // it ended in /
+}
+
 }  // namespace
 
 // \throws CheckpointError on all ranks when one has an error with its file. \throws CommError a rank is lost meanwhile.
@@ -85,6 +90,7 @@ checkpoint::Contents Engine::State::contents(const SaveOptions& save) const {
   contents.world_size = comm->world_size();
   contents.stage = config.zero.stage;
   contents.counters = counters;
+  contents.counters.micro_steps -= micro_steps_since_boundary;  // [Note: saves within an accumulation]
   contents.accumulation_steps = accumulation_steps;
   contents.groups = groups;
   contents.initial_groups = initial_groups;
@@ -120,12 +126,16 @@ SaveJob Engine::State::make_save_job(const std::string& directory, const SaveOpt
   job.manifest.contents = contents(save);
   job.manifest.contents.tag = fs::path(directory).filename().string();
   job.commit.write_latest = save.write_latest;
+  if (!save.latest_in.empty()) job.commit.latest_in = folder_path(save.latest_in).string();
   job.commit.keep = save.keep.value_or(config.checkpoint.keep);
   job.state_json = save.state_json;
   job.state_tensors = save.state_tensors;
   return job;
 }
 
+// [Note: saves within an accumulation] Scripts save every so many micro-batches. What they get is the state after the last update: weights
+// change only there, gathered gradients aren't written and stay as they are in this engine, and the micro-batches since aren't counted, so
+// that a run which loads it begins a whole accumulation.
 void Engine::save(const std::string& directory, const SaveOptions& options) {
   auto& s = *state_;
   s.require_alive("save");
@@ -133,14 +143,19 @@ void Engine::save(const std::string& directory, const SaveOptions& options) {
   const at::NoGradGuard no_grad;
   s.comm->check_all_in(cat("save(", directory, ")"));
   s.finish_save();
-  const bool unfinished = s.pipeline->any_present() || s.micro_steps_since_boundary != 0;  // perhaps on some ranks only
-  agree_no_error(*s.comm, unfinished ? "called in the middle of a gradient accumulation; save after the step() that ends it" : "",
-                 "engine.save");
+  if (s.comm->rank() == 0 && s.micro_steps_since_boundary != 0 && !s.told_of_save_within) {
+    s.told_of_save_within = true;
+    log_warning(0, cat("save: called ", s.micro_steps_since_boundary,
+                       " micro-batches into an accumulation; what is saved is the state after "
+                       "update ",
+                       s.counters.global_steps,
+                       ", without the gradients gathered since: a run that loads it begins that "
+                       "accumulation anew (this one goes on)"));
+  }
   s.set_phase(Phase::collective, "save");
   s.refresh_masters(s.store->settle());
   for (int id = 0; id < s.store->size(); ++id) s.take_edits(id);
-  auto target = fs::absolute(fs::path(directory)).lexically_normal();
-  if (!target.has_filename()) target = target.parent_path();  // a path that ends in /
+  const auto target = folder_path(directory);
   SaveJob job;
   s.attempt("engine.save", [&] { job = s.make_save_job(target.string(), options); });
   s.attempt("engine.save", [&] {

@@ -40,7 +40,7 @@ LoadOptions load_options(bool load_optimizer, bool weights_only, bool strict, bo
 
 void save(const EngineHandle& engine, const std::string& directory, const std::string& state_json,
           std::map<std::string, at::Tensor> state_tensors, bool exclude_frozen, bool write_latest,
-          std::map<std::string, std::string> shared, std::optional<bool> background) {
+          std::map<std::string, std::string> shared, std::optional<bool> background, std::string latest_in) {
   SaveOptions options;
   options.state_json = state_json;
   options.state_tensors.assign(state_tensors.begin(), state_tensors.end());
@@ -48,6 +48,7 @@ void save(const EngineHandle& engine, const std::string& directory, const std::s
   options.write_latest = write_latest;
   options.shared = std::move(shared);
   options.background = background;
+  options.latest_in = std::move(latest_in);
   engine->save(directory, options);
 }
 
@@ -70,7 +71,7 @@ void bind_checkpoint(py::module_& module, py::class_<EngineHandle>& engine) {
       .def("save", &save, py::arg("directory"), py::arg("state_json") = "{}",
            py::arg("state_tensors") = std::map<std::string, at::Tensor>{}, py::arg("exclude_frozen") = false,
            py::arg("write_latest") = false, py::arg("shared") = std::map<std::string, std::string>{},
-           py::arg("background") = std::optional<bool>{}, NoGil())
+           py::arg("background") = std::optional<bool>{}, py::arg("latest_in") = "", NoGil())
       .def(
           "finish_save", [](const EngineHandle& e) { e->finish_save(); }, NoGil())
       .def(

@@ -311,6 +311,28 @@ def test_10_a_save_over_a_tag_leaves_nothing_of_the_former():
     run_ranks(2, written_over)
 
 
+def nested_tags(rank, world):
+    engine = make(3)
+    train(engine, rank, 0, 1)
+    for tag, named in (("epoch1/step1", "epoch1/step1"), ("./plain/", "plain"), ("epoch1/step2", "epoch1/step2")):
+        engine.save_checkpoint("ckpt", tag=tag)
+        assert pathlib.Path("ckpt/latest").read_text() == named
+        for asked in (None, tag):
+            path, _ = engine.load_checkpoint("ckpt", tag=asked)
+            assert os.path.dirname(os.path.normpath(path)) == os.path.join("ckpt", named)
+    if rank == 0:
+        assert sorted(os.listdir("ckpt")) == ["epoch1", "latest", "plain", "zero_to_fp32.py", "zero_to_torch.py"]
+        assert sorted(os.listdir("ckpt/epoch1")) == ["step1", "step2"]
+        done = subprocess.run(["./zero_to_fp32.py", ".", "out"], cwd="ckpt", capture_output=True, text=True, env={
+            **os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]})
+        assert done.stdout == "out: pytorch_model.bin\n", done
+    engine.destroy()
+
+
+def test_a_tag_may_be_a_folder_in_a_folder():
+    run_ranks(2, nested_tags)
+
+
 # ---- frozen parameters -----------------------------------------------------------------------------------------------
 class Adapted(nn.Module):
     def __init__(self):
@@ -365,7 +387,7 @@ def errors(rank, world):
     for client, part in (({"a": {"b": object()}}, r"client_state\['a'\]\['b'\] is a object"), ({"f": lambda: 0}, r"client_state\['f'\]")):
         with pytest.raises(unshard.CheckpointError, match=part):
             engine.save_checkpoint("ckpt", tag="good", client_state=client if rank == 0 else {})
-    for tag in ("", "a/b", "..", "latest", "x.partial"):
+    for tag in ("", "/a", "../a", "..", "a/../b", "latest", "latest/a", "x.partial", "x.partial/a", "./"):
         with pytest.raises(ValueError, match="can't be the name of a folder"):
             engine.save_checkpoint("ckpt", tag=tag)
     with pytest.raises(unshard.CheckpointError, match="there: good"):

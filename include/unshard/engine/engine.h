@@ -139,7 +139,8 @@ class Engine {
   /// The whole training state to the folder `directory`, each rank its own pieces; collective. The folder is complete or absent whoever is
   /// killed when, and a former one of that name stays until then. In the background (see SaveOptions) it costs one copy in host memory; the
   /// next save(), load(), finish_save() or destroy() waits for it and throws what went wrong.
-  /// \throws CheckpointError on all ranks, naming file and reason. \throws std::invalid_argument in the middle of an accumulation.
+  /// Within an accumulation: the state after the last update; the gradients gathered since aren't part of it.
+  /// \throws CheckpointError on all ranks, naming file and reason.
   void save(const std::string& directory, const SaveOptions& options = {});
   /// Wait until a save in the background is on the disk; collective.
   void finish_save();

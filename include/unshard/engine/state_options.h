@@ -20,6 +20,8 @@ struct SaveOptions {
   std::optional<bool> background;
   /// The file `latest` beside the folder names it, written last.
   bool write_latest = false;
+  /// It lies in this folder instead, which is above: a tag of several parts, as epoch1/step20.
+  std::string latest_in;
   /// Remove all but the newest so many checkpoints beside it; 0: keep all. Null: as the config says.
   std::optional<int> keep;
   /// Further names of tied parameters: other name -> name.
