@@ -145,12 +145,9 @@ void Engine::save(const std::string& directory, const SaveOptions& options) {
   s.finish_save();
   if (s.comm->rank() == 0 && s.micro_steps_since_boundary != 0 && !s.told_of_save_within) {
     s.told_of_save_within = true;
-    log_warning(0, cat("save: called ", s.micro_steps_since_boundary,
-                       " micro-batches into an accumulation; what is saved is the state after "
-                       "update ",
-                       s.counters.global_steps,
-                       ", without the gradients gathered since: a run that loads it begins that "
-                       "accumulation anew (this one goes on)"));
+    log_warning(0, cat("save: called within an accumulation, after ", s.micro_steps_since_boundary, " of its micro-batches; saved is the ",
+                       "state after update ", s.counters.global_steps, ", without the gradients gathered since: this run goes on with ",
+                       "them, one that loads the checkpoint begins that accumulation anew"));
   }
   s.set_phase(Phase::collective, "save");
   s.refresh_masters(s.store->settle());
