@@ -1,4 +1,5 @@
 """The end of a process that has Gloo groups: their threads must not be in the middle of something when Python goes."""
+import atexit
 import pathlib
 import sys
 import time
@@ -11,8 +12,10 @@ def group_defaults_without_a_group(dist):
         import torch.distributed.nn.functional  # noqa: F401
 
 
+@atexit.register
 def wait_for_gloo(limit_s=1.0):
-    """Wait, at exit and without the interpreter's lock, until the threads of torch's Gloo groups are idle.
+    """Wait, at exit and without the interpreter's lock, until the threads of torch's Gloo groups are idle. (atexit calls the latest first:
+    those that import this module let engines and groups go before.)
 
     Such a thread drops its collective's tensors a moment after the collective has returned, and for Python's tensors it asks for the
     interpreter's lock; while Python ends, that aborts the process. Costs 10 ms where there is a group, nothing otherwise.

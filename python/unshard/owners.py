@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from unshard import leaving
+from unshard import leaving  # noqa: F401  at exit its turn is after close()'s
 from unshard.core import _core
 
 
@@ -110,13 +110,13 @@ def close():
         if engine._core is not None:
             engine._core.close_timeline()
             engine._core.wait_for_files()             # of a save in the background, also when the script failed after it
-    if not hasattr(sys, "last_value"):
-        for engine in _engines:
-            engine._core = engine._store = None
-        _entries.clear()
-        for recording in list(_recordings):
-            finish_timeline(recording)
-    leaving.wait_for_gloo()
+    if hasattr(sys, "last_value"):
+        return
+    for engine in _engines:
+        engine._core = engine._store = None
+    _entries.clear()
+    for recording in list(_recordings):
+        finish_timeline(recording)
 
 
 def find(tensor):

@@ -24,8 +24,8 @@ def safe_set_local_fp32_param(param, value):
 
 
 __getattr__, __dir__ = attribute_table(__name__, {}, modules=("groups", "init_on_device", "logging", "module_utils", "tensor_fragment",
-                                                                 "timer", "z3_leaf_module",
-                                                                 "zero_to_fp32", "zero_to_torch"))
+                                                                 "timer", "z3_leaf_module", "zero_to_fp32",
+                                                                 "zero_to_torch"))
 __all__ = ["OnDevice", "RepeatingLoader", "get_z3_leaf_modules", "log_dist", "log_dist_once", "logger", "recursive_getattr",
            "recursive_setattr", "safe_get_full_fp32_param", "safe_get_full_grad", "safe_get_full_optimizer_state",
            "safe_get_local_fp32_param", "safe_get_local_grad", "safe_get_local_optimizer_state", "safe_set_full_fp32_param",
